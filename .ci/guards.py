@@ -54,7 +54,7 @@ TEST_DOORS = {
     "sources": "*",
     "spark": "sink",
     "sqs": "entries queues settings transport",
-    "store": "api dispatch.dispatcher dispatch.report policy protocol records schema transport",
+    "store": "api dispatch.dispatcher dispatch.report policy protocol records schema",
     "testing": "*",
     "triggers": "*",
     "ui": "app hook_pool plugin",

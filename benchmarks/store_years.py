@@ -26,12 +26,12 @@ from store_peers import server as running
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store.api import engine_options, prepare
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.enqueue import enqueue
 from airflow_delayed.store.schema import Tables, store_tables
 from airflow_delayed.store.setup import install
-from airflow_delayed.store.transport import engine_options, prepare
 
 REMEMBER = timedelta(days=14)
 NIGHT = 10_000_000

@@ -19,10 +19,9 @@ from airflow_delayed.delivery import BUILT_IN, Clock, Delivery, TopologyReport
 from airflow_delayed.errors import DelayedError, MissingExtra, NotAStore, UnsupportedConnection
 from airflow_delayed.identity import Origin
 from airflow_delayed.message import utcnow
-from airflow_delayed.store.api import Store, first_line, system_user
+from airflow_delayed.store.api import Store, engine_options, first_line, prepare, system_user
 from airflow_delayed.store.policy import OnConflict
 from airflow_delayed.store.schema import TABLE
-from airflow_delayed.store.transport import engine_options, prepare
 from airflow_delayed.threads import in_thread
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from airflow_delayed.spark.options import Settings, check_type, headers_of
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
 
-    from airflow_delayed.store.transport import StoreTransport
+    from airflow_delayed.store.api import Store
 
 #: Environment variables of a connection, with its name in capitals at the end; the first that is there counts.
 VARIABLES = ("DELAYED_CONN_", "AIRFLOW_CONN_")
@@ -232,12 +232,12 @@ def _require(connection: Connection, library: str) -> None:
         raise InputError(f"connection {connection.conn_id!r} needs {library}; install it on Spark's executors")
 
 
-def _store(connection: Connection, deliver_conn_id: str | None, **options: Any) -> StoreTransport:
-    from airflow_delayed.store.transport import StoreTransport
+def _store(connection: Connection, deliver_conn_id: str | None, **options: Any) -> Store:
+    from airflow_delayed.store.api import Store
 
     # an engine that cannot be made is an error here, before anything is connected
     engine = engine_of(connection)
-    return StoreTransport(connection.conn_id, lambda: engine, deliver_conn_id, **options)
+    return Store(connection.conn_id, lambda: engine, deliver_conn_id, **options)
 
 
 _POSTGRES_DRIVERS = ("psycopg", "psycopg2")
@@ -261,7 +261,7 @@ def engine_of(connection: Connection) -> Engine:
     """
     from sqlalchemy import create_engine
 
-    from airflow_delayed.store.transport import engine_options, prepare
+    from airflow_delayed.store.api import engine_options, prepare
 
     if fetched := [name for name in _FETCHED if connection.extra.get(name)]:
         raise InputError(

@@ -1,59 +1,127 @@
-"""Store: the one door to the messages in a database. A program reads, changes, counts, dispatches and adopts them here.
+"""Store: the one door to the messages in a database. A program sends, reads, changes, counts and dispatches them here.
 
-No Airflow here: the hook adds the connection, the metrics and the user.
+Each method checks its arguments and the version of the tables; a module of functions does the work. No Airflow here:
+the hook adds the connection, the metrics and the user.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import airflow_delayed.store.alchemy  # noqa: F401
+from airflow_delayed import lineage
 from airflow_delayed.criteria import UNSET, Unset, passed
-from airflow_delayed.delivery import Clock, Delivery
-from airflow_delayed.identity import MAX_NAME, SentBy
-from airflow_delayed.message import delay_of, due_after, utc
+from airflow_delayed.delivery import (
+    BatchBounds,
+    Clock,
+    DelayStore,
+    Delivery,
+    Finding,
+    SendReport,
+    TemporaryQueue,
+    TopologyReport,
+)
+from airflow_delayed.identity import MAX_NAME, Origin, SentBy, typed_key_ids
+from airflow_delayed.lineage import Dataset
+from airflow_delayed.message import DelayedMessage, delay_of, due_after, utc
+from airflow_delayed.provider_info import CANCEL_GRACE
 from airflow_delayed.reports import WithdrawReport
-from airflow_delayed.store import audit, counts, pauses, queries, rates, streams
+from airflow_delayed.store import (
+    audit,
+    counts,
+    enqueue,
+    escalations,
+    history,
+    jobs,
+    overview,
+    pauses,
+    queries,
+    rates,
+    runs,
+    setup,
+    streams,
+)
 from airflow_delayed.store.audit import AuditEntry, AuditRecord, hash_of, of_ids, system_user
-from airflow_delayed.store.bulk_changes import MAX_COUNTED, REMEMBERED, BulkChanges, ChangeArgs, check_token
-from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry, Withdraw
+from airflow_delayed.store.bulk_changes import (
+    MAX_COUNTED,
+    REMEMBERED,
+    BulkChanges,
+    ChangeArgs,
+    check_token,
+    hides_tag,
+    selection_of,
+)
+from airflow_delayed.store.changes import (
+    Cancel,
+    Erase,
+    MessageChange,
+    Reschedule,
+    Restore,
+    Retry,
+    Withdraw,
+    filter_of_change,
+)
 from airflow_delayed.store.counts import DispatcherSeen, Progress, StoreCounts
-from airflow_delayed.store.dialects import database_time
+from airflow_delayed.store.database import Dialect
+from airflow_delayed.store.dialects import database_time, dialect_of
+from airflow_delayed.store.dispatch import report
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.dispatch.queue_tables import delete_delivered
-from airflow_delayed.store.engine import CarriedClock, close_engine, database_errors, first_line, retried
-from airflow_delayed.store.escalations import (
-    ArmOutcome,
-    Escalation,
-    RunAttempt,
-    RunFailure,
-    RunFailures,
-    StoreEscalations,
-    TakenBack,
+from airflow_delayed.store.engine import (
+    CarriedClock,
+    close_engine,
+    database_errors,
+    engine_options,
+    first_line,
+    prepare,
+    retried,
 )
-from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, run_number, take_left
-from airflow_delayed.store.forecast import Forecast
-from airflow_delayed.store.health import NAMES_HOSTS, StoreCondition
+from airflow_delayed.store.escalations import ArmOutcome, Escalation, RunAttempt, RunFailure, RunFailures, TakenBack
+from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, filter_of, take_left
+from airflow_delayed.store.forecast import Forecast, forecasts
+from airflow_delayed.store.health import NAMES_HOSTS, StoreCondition, condition
 from airflow_delayed.store.history import Timeline
-from airflow_delayed.store.jobs import Job, JobSeen, TooManyJobs
+from airflow_delayed.store.jobs import JOB_ACTIONS, Job, JobEntry, JobSeen, TooManyJobs
 from airflow_delayed.store.lateness import LATE_AFTER
-from airflow_delayed.store.leases import DISPATCHED
+from airflow_delayed.store.network import first_address
 from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
 from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
 from airflow_delayed.store.outcomes import Outcome, Outcomes
+from airflow_delayed.store.overview import MAX_MATCHES, FailureGroup, SearchMatch
 from airflow_delayed.store.pauses import SPREAD, OnUnpause, Pause, PauseArgs, PauseReport, UnpauseReport
+from airflow_delayed.store.policy import OnConflict, check_on_conflict
 from airflow_delayed.store.queries import DeliveredMessage, Page
-from airflow_delayed.store.records import Content, Remembered, StoredMessage, read_content
+from airflow_delayed.store.queue_receiver import temporary_queue_table
+from airflow_delayed.store.queue_replies import QueueTableReplies
+from airflow_delayed.store.records import (
+    Content,
+    Remembered,
+    StoredMessage,
+    check_limits,
+    check_queue_name,
+    count_rows,
+    read_content,
+    within_bounds,
+)
+from airflow_delayed.store.remembered_ids import DISPATCHED
+from airflow_delayed.store.schema import TABLE, store_tables
 from airflow_delayed.store.script import install_script as install_script
 from airflow_delayed.store.streams import StreamRecord as StreamRecord
-from airflow_delayed.store.version import check_environment, record_environment, recorded_version
+from airflow_delayed.store.version import (
+    check_environment,
+    check_ready,
+    problem,
+    record_environment,
+    recorded_version,
+)
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Engine, Table
     from typing_extensions import Unpack
 
 T = TypeVar("T")
@@ -91,9 +159,11 @@ __all__ = [
     "UnpauseReport",
     "check_token",
     "close_engine",
+    "engine_options",
     "first_line",
     "hash_of",
     "of_ids",
+    "prepare",
     "system_user",
 ]
 
@@ -101,8 +171,8 @@ __all__ = [
 REASONS = (MessageState.FAILED.value, MessageState.EXPIRED.value, REMEMBERED)
 
 
-class Store(StoreEscalations):
-    """Messages in the tables of one database: what a transport sends, and everything else that a store can do.
+class Store(DelayStore):
+    """Messages in the tables of one database.
 
     ``list`` and ``page`` read, and ``cancel``, ``restore``, ``reschedule``, ``retry`` and ``erase`` change, the
     messages that match a filter or have these ids. The keywords of a filter are those of
@@ -113,7 +183,248 @@ class Store(StoreEscalations):
     2500 messages a transaction, returns for each id whether it came in time, waits up to half a second in all for
     messages in flight, and leaves a row in the audit table: who, when, what, and how many; no content. Its further
     keywords are those of :class:`airflow_delayed.store.bulk_changes.ChangeArgs`.
+
+    :param conn_id: names the connection in errors.
+    :param engine: makes the engine, prepared by :func:`airflow_delayed.store.engine.prepare`; called when one is
+        first needed.
+    :param deliver_conn_id: the connection that delivers in the end. Without it, or if it is ``conn_id``, each
+        destination is a queue table in the same database.
+    :param table: the name of the table of messages.
+    :param schema: of the tables; by default the connection's own.
+    :param on_conflict: what ``send`` does with an id that is known with other content.
+    :param origin: the run of the task whose messages ``send`` stores.
+    :param until_due: no dispatcher takes the messages that ``send`` stores before they are due, however far it looks
+        ahead; until then they can be cancelled.
     """
+
+    def __init__(
+        self,
+        conn_id: str,
+        engine: Callable[[], Engine],
+        deliver_conn_id: str | None = None,
+        *,
+        table: str = TABLE,
+        schema: str | None = None,
+        on_conflict: OnConflict = "error",
+        origin: Origin | None = None,
+        until_due: bool = False,
+    ) -> None:
+        super().__init__()
+        self.conn_id = conn_id
+        self.deliver_conn_id = None if deliver_conn_id == conn_id else deliver_conn_id
+        self.schema = schema
+        self.tables = store_tables(table, schema)
+        self.table: Table = self.tables.messages
+        self.on_conflict = check_on_conflict(on_conflict)
+        self.origin = origin
+        self.until_due = until_due
+        self._new_engine = engine
+        self._checked = False
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The connection's engine."""
+        return self._new_engine()
+
+    @property
+    def dialect(self) -> Dialect:
+        """What differs by database."""
+        return dialect_of(self.engine)
+
+    @property
+    def horizon(self) -> timedelta:
+        """Zero: the store delivers no message before its due time."""
+        return timedelta(0)
+
+    # tables
+
+    def install(
+        self,
+        destinations: Iterable[str],
+        *,
+        create_destinations: bool = False,
+        upgrade: bool = False,
+        dry_run: bool = False,
+    ) -> TopologyReport:
+        """Create missing tables, and the queue tables of these destinations if this database delivers.
+
+        :param upgrade: bring tables of an older version to this release's, with their rows, while senders and
+            dispatchers are at work.
+
+        :raises TopologyError: a table exists and differs, or a queue table is missing and may not be created.
+        :raises LimitExceeded: a destination's name is longer than a table's may be.
+        """
+        names = self._queue_names(destinations)
+        with database_errors(self.conn_id, self.engine):
+            if not dry_run:
+                self.dialect.allow_readers(self.engine)
+            report = setup.install(
+                self.engine,
+                self.tables,
+                names,
+                conn_id=self.conn_id,
+                create_queues=create_destinations,
+                upgrade=upgrade,
+                dry_run=dry_run,
+                environment=self.host_environment(),
+            )
+        if not dry_run and (error := problem(self.conn_id, report)):
+            raise error
+        return report
+
+    def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
+        """Compare the tables, and the queue tables of these destinations if this database delivers.
+
+        The report also has the findings of :meth:`health`, if the tables are there.
+        """
+        names = self._queue_names(destinations)
+        with database_errors(self.conn_id, self.engine):
+            report = setup.verify(self.engine, self.tables, names, conn_id=self.conn_id)
+        lacks_tables = any(finding.destination is None for finding in report.problems)
+        return report if lacks_tables else TopologyReport((*report.findings, *self.health()))
+
+    def describe_server(self) -> str:
+        """Connect, look for the store's tables, and return the server's name and version.
+
+        :raises TopologyError: the tables are missing, or those of another release.
+        """
+        with database_errors(self.conn_id, self.engine):
+            with self.engine.connect().execution_options(read_only=True) as connection:
+                name = self.dialect.server_name(connection)
+            check_ready(self.conn_id, self.engine, self.tables)
+            with self.engine.connect().execution_options(read_only=True) as connection:
+                version = recorded_version(connection, self.tables)
+        return f"Connected to {name}; the tables are of version {version.number if version else 'unknown'}"
+
+    def limit_statements(self, seconds: int) -> None:
+        """Let the database end statements that take longer, where it can; call it once, before any other use."""
+        self.dialect.limit_statements(self.engine, seconds)
+
+    def close(self) -> None:
+        """Close all connections."""
+        if "engine" in self.__dict__:
+            close_engine(self.engine)
+            del self.engine
+        self._checked = False
+
+    # sending
+
+    def fits(self, extremes: BatchBounds, now: datetime) -> bool:
+        """Return whether :meth:`check` passes all messages within these bounds; False where that is not sure."""
+        return within_bounds(extremes, queue_tables=self.deliver_conn_id is None)
+
+    def check(self, message: DelayedMessage, now: datetime) -> None:
+        """Check a message against the columns: destination 200 characters (63 bytes for a queue table), tag 250.
+
+        :raises LimitExceeded: one is longer.
+        """
+        check_limits(message)
+        if self.deliver_conn_id is None:
+            check_queue_name(message.destination)
+
+    def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
+        """Store messages, in transactions of 2500; the same message again is counted as a duplicate.
+
+        An id is also known after its message was dispatched or cancelled, for as long as the store remembers it.
+
+        :raises MessageConflict: an id is known with other content and ``on_conflict`` is "error"; nothing of its 2500
+            was stored.
+        :raises LimitExceeded: a message does not fit; nothing of its 2500 was stored.
+        :raises TopologyError: the table is missing.
+        """
+
+        def checked() -> Iterator[DelayedMessage]:
+            for message in messages:
+                self.check(message, message.due_at)
+                yield message
+
+        with self._ready():
+            return enqueue.enqueue(
+                self.engine,
+                self.tables,
+                # enqueue checks all other limits
+                checked() if self.deliver_conn_id is None else messages,
+                self.deliver_conn_id,
+                on_conflict=self.on_conflict,
+                origin=self.origin,
+                until_due=self.until_due,
+            )
+
+    def conflicting(self, digests: Mapping[str, bytes]) -> Sequence[str]:
+        """Return the ids for which ``send`` would raise MessageConflict; none unless ``on_conflict`` is "error".
+
+        :param digests: by id, see :func:`airflow_delayed.identity.digest_of`.
+        """
+        if self.on_conflict != "error":
+            return []
+        with self._ready(), self._reading() as connection:
+            return enqueue.conflicting(connection, self.tables, digests, self.deliver_conn_id)
+
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Return the ids whose messages wait or have failed, and ids that are remembered."""
+        with self._ready(), self._reading() as connection:
+            return enqueue.known(connection, self.tables, ids)
+
+    def note_sent(self, messages: Sequence[DelayedMessage]) -> None:
+        """Remember messages, without their content, that another transport has confirmed and that never waited here.
+
+        A later ``send`` of them is a duplicate or a conflict, as after a dispatch; and they are listed and counted by
+        tag, connection and run as dispatched messages.
+
+        :raises TopologyError: the table is missing.
+        """
+        with self._ready():
+            enqueue.note_sent(self.engine, self.tables, messages, self.deliver_conn_id, origin=self.origin)
+
+    def anchor(self, turn: str | None) -> datetime | None:
+        """Return the time that ``keep_anchor`` stored for this turn of :attr:`origin`; None: no time.
+
+        :raises TopologyError: the table is missing.
+        """
+        with self._reading() as connection:
+            self._check_version()
+            return runs.anchor_of(connection, self.tables, self._own_origin, turn)
+
+    def keep_anchor(self, turn: str | None, anchor: datetime) -> None:
+        """Store the time from which the relative delays of :attr:`origin` count, for as long as ids are remembered.
+
+        :param turn: identifies the tries between two clears of the task, where each clear makes new messages.
+        :raises TopologyError: the table is missing.
+        """
+        with self._ready():
+            origin = self._own_origin
+            retried(self.engine, lambda connection: runs.keep_anchor(connection, self.tables, origin, turn, anchor))
+
+    def withdraw(self, since: datetime, *, seconds: float = 60.0, because: str | None = None) -> WithdrawReport:
+        """Remove what :attr:`origin` has stored since a time, as if it had never been stored; its ids are forgotten.
+
+        So the task can store the same messages again, which it cannot after a cancel. Messages that are being
+        dispatched stay, and messages of another run that were replaced since, and escalations of notifiers. Nothing
+        brings back what was removed.
+
+        :param since: aware; by :meth:`now`.
+        :param seconds: begin with no further thousand messages after that.
+        """
+        origin, change_since = self._own_origin, utc("since", since)
+        with self._ready():
+            with self._reading() as connection:
+                run = runs.number_of(connection, self.tables, origin)
+            if run is None:
+                return WithdrawReport(withdrawn=0, in_flight=0, complete=True)
+            names = {field.name: getattr(origin, field.name) for field in fields(SentBy)}
+            found, complete = self._changes.withdraw(
+                Withdraw(run, change_since),
+                SentBy(**names),
+                seconds=seconds,
+                who=self.actor(),
+                because=because,
+            )
+        counts = found.counts
+        return WithdrawReport(
+            withdrawn=counts.get(Outcome.WITHDRAWN, 0), in_flight=counts.get(Outcome.IN_FLIGHT, 0), complete=complete
+        )
+
+    # messages
 
     def list(
         self,
@@ -135,12 +446,6 @@ class Store(StoreEscalations):
         :raises TopologyError: the table is missing.
         """
         return self._messages(self._filter(filters), _ids(ids), limit, after)
-
-    def _messages(
-        self, wanted: MessageFilter, ids: Sequence[str] | None, limit: int | None, after: str | None
-    ) -> Iterator[StoredMessage]:
-        with self._ready():
-            yield from queries.messages(self.engine, self.tables, wanted, ids=ids, limit=limit, after=after)
 
     def page(
         self,
@@ -175,28 +480,6 @@ class Store(StoreEscalations):
         with self._ready():
             return read_content(self.engine, self.tables, message_id, body_limit=body_limit)
 
-    def audit(
-        self,
-        *,
-        message_id: str | None = None,
-        since: datetime | None = None,
-        limit: int | None = None,
-        after: str | None = None,
-    ) -> Iterator[AuditRecord]:
-        """Yield the audit, the newest record first: one for each call of cancel, reschedule, retry and so on.
-
-        :param message_id: only calls that name this id. A call by filter names none, a call by ids the first five.
-        :param since: only calls that began then or later; aware.
-        :param limit: at most so many.
-        :param after: continue behind the record with this ``.token``.
-        :raises ValueError: ``after`` is no token, or ``limit`` is negative.
-        """
-        moment = None if since is None else utc("since", since)
-        with self._ready():
-            yield from audit.records(
-                self.engine, self.tables, message_id=message_id, since=moment, limit=limit, after=after
-            )
-
     def dispatched_since(self, beginning: str, since: datetime) -> Sequence[str]:
         """Return the remembered ids that begin with a text and were dispatched at a time or later; at most 1000.
 
@@ -204,6 +487,49 @@ class Store(StoreEscalations):
         """
         with self._ready():
             return queries.dispatched_since(self.engine, self.tables, beginning, utc("since", since))
+
+    def search(self, text: str) -> Sequence[SearchMatch]:
+        """Return up to five ids, tags, destinations and DAGs each that begin with a text, an exact one first.
+
+        Texts are compared byte by byte. The ids are those of messages in the store, and remembered ones. A key such as
+        ``order_id=1001`` is the ids that :func:`airflow_delayed.identity.typed_key_ids` makes of it.
+        """
+        keys = self.ids_of(text)
+        with self._ready():
+            found = overview.search(self.engine, self.tables, text)
+        return [*(SearchMatch(field="id", value=one, exact=True) for one in keys[:MAX_MATCHES]), *found]
+
+    def ids_of(self, key: str) -> Sequence[str]:
+        """Return the ids that the store knows of a key such as ``order_id=1001``: the values of ``id_columns``."""
+        ids = typed_key_ids(key)
+        there = self.known(ids) if ids else ()
+        return [one for one in ids if one in there]
+
+    def destinations(self) -> Mapping[str, Sequence[str]]:
+        """Return the destinations of messages that wait or have failed, by the connection that delivers them.
+
+        The store's own connection stands for its queue tables. At most 10,000 waiting messages, the first by due time,
+        and 10,000 failed ones are looked at.
+        """
+        with self._ready():
+            found = queries.destinations(self.engine, self.tables)
+        return {self.conn_id if name is None else name: some for name, some in found.items()}
+
+    def last_dispatched(self) -> DeliveredMessage | None:
+        """Return the message that was dispatched last; None: none is remembered."""
+        with self._ready():
+            return queries.last_delivered(self.engine, self.tables)
+
+    # numbers
+
+    def count(self) -> int:
+        """Return how many messages wait or are being dispatched, for all connections.
+
+        Expired messages count until a dispatcher moves them to the failed ones; failed ones do not count.
+        See :meth:`airflow_delayed.store.api.Store.counts` for all of them.
+        """
+        with self._reading() as connection:
+            return count_rows(connection, self.table)
 
     def counts(
         self,
@@ -242,6 +568,24 @@ class Store(StoreEscalations):
                 by_destination=by_destination,
             )
 
+    def by_state(self, **filters: Unpack[FilterArgs]) -> tuple[Mapping[str, int], bool]:
+        """Count the messages that match a filter without states, by state; see :func:`counts.by_state`."""
+        with self._ready():
+            return counts.by_state(self.engine, self.tables, self._filter(filters))
+
+    def matching(self, limit: int, **filters: Unpack[FilterArgs]) -> int:
+        """Count the messages that match a filter, failed ones too, up to a limit."""
+        with self._ready():
+            return overview.matching(self.engine, self.tables, self._filter(filters), limit)
+
+    def failures(self) -> tuple[Sequence[FailureGroup], bool]:
+        """Group the failed messages by cause; the largest group is first.
+
+        :return: up to 50 groups, and whether there are more than the 10,000 messages that were looked at.
+        """
+        with self._ready():
+            return overview.failures(self.engine, self.tables)
+
     def progress(self, *, ids: Iterable[str] | Unset = UNSET, **filters: Unpack[FilterArgs]) -> Progress:
         """Count messages by outcome: in the store, and after they have left it for as long as ids are remembered.
 
@@ -258,84 +602,317 @@ class Store(StoreEscalations):
         with self._ready():
             return counts.progress(self.engine, self.tables, wanted, ids=_ids(ids))
 
-    def environment(self) -> str | None:
-        """Return the name of the environment whose dispatchers may dispatch from this store; None: it has none."""
-        with self._ready(), self._reading() as connection:
-            recorded = recorded_version(connection, self.tables)
-        return None if recorded is None else recorded.environment
-
-    def set_environment(self, name: str, *, actor: str | None = None, because: str | None = None) -> None:
-        """Bind the store to an environment, and record that in the audit. Its messages go out from there.
-
-        A dispatcher that is at work goes on; the next one compares.
-
-        :raises ValueError: the name is empty, or has more than 250 characters.
-        """
-        if not 0 < len(name) <= MAX_NAME:
-            raise ValueError(f"environment={name!r}: the name must have 1 to {MAX_NAME} characters")
-        who = actor or self.actor()
-
-        def work(connection: Connection) -> None:
-            former = record_environment(connection, self.tables, name)
-            entry = AuditEntry(who, "environment", {"environment": name, "former": former}, because=because)
-            entry.write(connection, self.tables, {}, database_time(connection))
-
+    def next_due(self) -> datetime | None:
+        """Return when the next of the messages that are not due yet falls due; None: there is none."""
         with self._ready():
-            retried(self.engine, work)
+            return overview.next_due(self.engine, self.tables)
 
-    def take_stream(self, stream: str, holder: str) -> StreamRecord | None:
-        """Take the lease of a stream for a minute; None: another holder has it.
-
-        :param stream: the place of its checkpoint.
-        """
-        return self._of_stream(partial(streams.take, tables=self.tables, stream=stream, holder=holder))
-
-    def renew_stream(self, stream: str, holder: str) -> bool:
-        """Renew the lease of a stream for a minute; False: it is another's by now."""
-        return self._of_stream(partial(streams.renew, tables=self.tables, stream=stream, holder=holder))
-
-    def release_stream(self, stream: str, holder: str, seen: StreamRecord) -> None:
-        """End the lease of a stream, and note which query its checkpoint is of."""
-        self._of_stream(partial(streams.release, tables=self.tables, stream=stream, holder=holder, seen=seen))
-
-    def restart_stream(self, stream: str, *, actor: str | None = None, because: str | None = None) -> bool:
-        """Let a stream begin with a new checkpoint, and record that in the audit.
-
-        :return: False if the store does not know it, or a task runs it now.
-        """
-        who = actor or self.actor()
-
-        def work(connection: Connection) -> bool:
-            done = streams.restart(connection, self.tables, stream)
-            if done:
-                entry = AuditEntry(who, "stream-restart", {"stream": stream}, because=because)
-                entry.write(connection, self.tables, {}, database_time(connection))
-            return done
-
-        return self._of_stream(work)
-
-    def _of_stream(self, work: Callable[[Connection], T]) -> T:
+    def oldest_due_seconds(self) -> float:
+        """Return for how long the message has been due that was due first, and is not paused; 0: there is none."""
         with self._ready():
-            return retried(self.engine, work)
+            return overview.oldest_due_seconds(self.engine, self.tables)
 
-    def rates(self) -> Mapping[str, float]:
-        """Return by destination the messages a second that all dispatchers together send to it at most."""
+    def timeline(self, seconds: int = 3600) -> Timeline:
+        """Return what was dispatched in the last hour, day or week, and what falls due in the next.
+
+        The past is what dispatchers wrote, each every 10 s: minutes of a day, hours of 14 days. The future reads the
+        messages that fall due within that time.
+
+        :raises ValueError: ``seconds`` is none of 3600, 86400 and 604800.
+        """
+        with self._ready():
+            return history.timeline(self.engine, self.tables, seconds)
+
+    def forecast(self, until: datetime | None = None) -> Sequence[Forecast]:
+        """Return the messages that will be more than a minute late, as if all connections and a dispatcher worked.
+
+        It goes by what falls due per minute, and the speed of each connection: the lowest of what was measured in the
+        last 14 days, of the dispatchers' ``max_rate`` and of a destination's rate. It reads the messages that fall due
+        until then: some seconds for ten million.
+
+        :param until: at most 31 days ahead; None: a day ahead.
+        """
+        with self._ready():
+            return forecasts(self.engine, self.tables, self.conn_id, until)
+
+    def forecast_findings(self, until: datetime) -> Sequence[Finding]:
+        """Return the forecast of the connection that delivers what this stores, as findings."""
+        delivers = self.deliver_conn_id or self.conn_id
+        return [one.finding(self.conn_id) for one in self.forecast(until) if one.conn_id == delivers]
+
+    def now(self) -> datetime:
+        """Return the database's time."""
+        with (
+            database_errors(self.conn_id, self.engine),
+            self.engine.connect().execution_options(read_only=True) as connection,
+        ):
+            return database_time(connection)
+
+    # health
+
+    def health(self) -> Sequence[Finding]:
+        """Return what keeps messages from being dispatched in time, such as that no dispatcher is at work.
+
+        Nothing if all is well. The codes are ``no-dispatcher``, ``dispatcher-fails``, ``connection-fails``,
+        ``destination-refuses``, ``destination-missing``, ``canary``, ``lease-too-short``, ``overdue``, ``throttled``,
+        ``failed``, ``no-service``, ``paused``, ``pause-ends``, ``environment``, ``store-ahead`` and
+        ``clock-difference``.
+
+        :raises TopologyError: a table is missing.
+        """
+        return self.condition().findings
+
+    def condition(self) -> StoreCondition:
+        """Return the findings of :meth:`health`, and how late the messages of each destination are.
+
+        :raises TopologyError: a table is missing.
+        """
+        with self._ready():
+            return condition(self.engine, self.tables, self.conn_id, self.host_environment())
+
+    def last_seen(self) -> datetime | None:
+        """Return when a dispatcher was last at work for ``deliver_conn_id``; None: not within about a day."""
+        with self._reading() as connection:
+            return report.last_seen(connection, self.tables, self.deliver_conn_id)
+
+    def dispatchers(self) -> Sequence[DispatcherSeen]:
+        """Return the runs of dispatchers of the last day, up to a thousand, the one seen last first."""
+        with self._ready():
+            return counts.dispatchers(self.engine, self.tables)
+
+    def lookaheads(self, *, at_end: bool = True) -> Mapping[str, timedelta]:
+        """Return by connection how long before its due time a dispatcher takes a message, so that it stays no longer.
+
+        It is the longest of the dispatchers of the last day; a connection that no dispatcher delivers for is missing.
+        The store's own connection stands for its queue tables.
+
+        :param at_end: with what a dispatcher that stays hands over ahead at its end.
+        """
         with self._reading() as connection:
             self._check_version()
-            found = rates.read(connection, self.tables)
-        return {one.destination: one.per_second for one in found}
+            found = report.lookaheads(connection, self.tables, at_end=at_end)
+        return {self.conn_id if name is None else name: ahead for name, ahead in found.items()}
 
-    def set_rates(
-        self, per_second: Mapping[str, float | None], *, actor: str | None = None, because: str | None = None
-    ) -> None:
-        """Limit the messages a second to these destinations, of all dispatchers together; None removes a limit.
+    def staying(self) -> set[str]:
+        """Return the connections, not the store's own, for which a dispatcher is at work that stays."""
+        with self._reading() as connection:
+            self._check_version()
+            return report.staying(connection, self.tables, database_time(connection), but="")
 
-        :raises ValueError: a name or a number is not allowed.
+    def is_served(self, deliver_conn_id: str) -> bool:
+        """Return whether a dispatcher was at work for a connection within about a day."""
+        own = None if deliver_conn_id == self.conn_id else deliver_conn_id
+        with self._reading() as connection:
+            return report.last_seen(connection, self.tables, own) is not None
+
+    # changes
+
+    def cancel(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
+        """Remove messages, failed ones too, and return the outcome for each id.
+
+        The ids are remembered, so that a late retry of the task that stored them does not store them again. A cancelled
+        message is never dispatched, unless a dispatcher was killed after it had sent the message and before it could
+        record that.
+
+        For :meth:`cancel_grace` the message is kept with all its content, and :meth:`restore` brings it back.
+
+        :raises ValueError: neither ids nor a criterion is given, or both.
         """
-        rates.check(per_second)
+        return self._change(Cancel(self.cancel_grace()), ids, **options)
+
+    def restore(
+        self, ids: Iterable[str] | Unset = UNSET, *, overdue_ok: bool = False, **options: Unpack[ChangeArgs]
+    ) -> Outcomes:
+        """Take cancels back, and return the outcome for each id.
+
+        The messages wait again as they were, or are again among the failed ones; their ids are remembered no longer.
+        A filter selects cancelled messages that can be restored; ``state="cancelled"`` alone selects all of them. A
+        message whose id was stored again is not restored, nor is an expired message.
+
+        :param overdue_ok: also messages whose due time has passed; they are dispatched at once.
+        :raises ValueError: neither ids nor a criterion is given, or both; ``state`` is another than "cancelled".
+        """
+        return self._change(Restore(overdue_ok), ids, **options)
+
+    def reschedule(
+        self,
+        ids: Iterable[str] | Unset = UNSET,
+        due_at: datetime | None = None,
+        *,
+        delay: timedelta | float | str | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+        dry_run: bool = False,
+        actor: str | None = None,
+        because: str | None = None,
+        **filters: Unpack[FilterArgs],
+    ) -> Outcomes:
+        """Change the due time of waiting messages, and return the outcome for each id.
+
+        Failed messages do not change (see ``retry``), nor does a message that would expire before its new due time.
+        The task that stored a message may run again: the store recognises the message by its original content, and
+        keeps its new due time.
+
+        :param due_at: aware; a message with a past due time is dispatched at once.
+        :param delay: instead of ``due_at``, how long from now on, by the database's clock: a timedelta, seconds, or an
+            ISO 8601 duration (``"PT10M"``).
+        :raises ValueError: neither ids nor a criterion is given, or both; neither or both of due_at and delay.
+        :raises NaiveTime: ``due_at`` has no time zone.
+        """
+        # a wrong keyword is an error before the database is asked for its time
+        self._filter(filters)
+        if (due_at is None) == (delay is None):
+            raise ValueError("reschedule: give due_at= or delay=, and not both")
+        if due_at is None:
+            with self._ready():
+                due_at = due_after(self.now(), delay_of(delay or 0))
+        change = Reschedule(utc("due_at", due_at))
+        return self._change(
+            change, ids, limit=limit, after=after, dry_run=dry_run, actor=actor, because=because, **filters
+        )
+
+    def retry(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
+        """Let failed messages wait again with no failures counted; due messages are dispatched at once.
+
+        Expired messages do not change, because they would expire again.
+
+        :raises ValueError: neither ids nor a criterion is given, or both; ``state`` is another than "failed".
+        """
+        return self._change(Retry(), ids, **options)
+
+    def erase(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
+        """Remove messages and everything about them except the id, for a person's right to erasure.
+
+        Waiting and failed messages, and cancelled ones that can be restored, are removed with body and headers; that is
+        final. Of a remembered id all but the id is removed, its tag too; no filter reaches it: name by their ids
+        dispatched messages and cancelled ones that can be restored no longer. ``purge`` forgets the id, which stays
+        lest a late retry sends the message again. The audit has five ids, and the tag's SHA-256.
+
+        :raises ValueError: neither ids nor a criterion is given, or both; "cancelled" is not the only ``state``.
+        """
+        return self._change(Erase(), ids, **options)
+
+    def erase_delivered(self, ids: Sequence[str], *, dry_run: bool = False) -> dict[str, int | str]:
+        """Delete messages from the queue tables of the store's schema, which have them until a consumer takes them.
+
+        :returns: by table how many rows had one of these ids; or why they stay, such as a right that is missing.
+        """
+        with self._ready():
+            return delete_delivered(self.engine, self.schema, ids, dry_run=dry_run)
+
+    def purge(
+        self,
+        older_than: timedelta,
+        *,
+        reason: str | Sequence[str] = REASONS,
+        dry_run: bool = False,
+        actor: str | None = None,
+        because: str | None = None,
+    ) -> Outcomes:
+        """Remove messages that failed or expired longer ago than a duration, and forget ids that are older.
+
+        The ids of removed messages are remembered from now on. A cancelled message whose id is forgotten cannot be
+        restored.
+
+        :param reason: "failed", "expired", "remembered", or several; all of them unless given.
+        :raises ValueError: ``older_than`` is negative, or the reason is none of these.
+        """
+        reasons = [reason] if isinstance(reason, str) else [*reason]
+        if not reasons or set(reasons) - set(REASONS):
+            raise ValueError(f"reason={reason!r} must be of {', '.join(REASONS)}")
+        if older_than < timedelta(0):
+            raise ValueError(f"older_than={older_than} is negative")
         with self._ready():
             who = actor or self.actor()
-            rates.change(self.engine, self.tables, per_second, who=who, because=because)
+            return self._changes.purge(older_than, reasons, who=who, because=because, dry_run=dry_run)
+
+    def cancel_grace(self) -> timedelta:
+        """Return how long a cancel can be taken back; zero: a cancelled message is removed at once."""
+        return timedelta(seconds=CANCEL_GRACE)
+
+    def actor(self) -> str:
+        """Return the user for the audit: the operating system's."""
+        return system_user()
+
+    def audit(
+        self,
+        *,
+        message_id: str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> Iterator[AuditRecord]:
+        """Yield the audit, the newest record first: one for each call of cancel, reschedule, retry and so on.
+
+        :param message_id: only calls that name this id. A call by filter names none, a call by ids the first five.
+        :param since: only calls that began then or later; aware.
+        :param limit: at most so many.
+        :param after: continue behind the record with this ``.token``.
+        :raises ValueError: ``after`` is no token, or ``limit`` is negative.
+        """
+        moment = None if since is None else utc("since", since)
+        with self._ready():
+            yield from audit.records(
+                self.engine, self.tables, message_id=message_id, since=moment, limit=limit, after=after
+            )
+
+    # jobs
+
+    def begin_job(
+        self,
+        action: str,
+        options: Mapping[str, Any],
+        *,
+        actor: str,
+        limit: int | None = None,
+        because: str | None = None,
+        at_once: int | None = None,
+        **filters: Unpack[FilterArgs],
+    ) -> Job:
+        """Count the messages of a change by filter, record it as a job, and return the job, which works when iterated.
+
+        :param action: of ``JOB_ACTIONS``.
+        :param options: of the change, such as ``due_at`` of a reschedule.
+        :param limit: consider at most so many messages.
+        :param at_once: begin only if fewer jobs than so many are at work.
+        :raises TooManyJobs: so many are at work.
+        :raises ValueError: the filter has no criterion, or a state that the change cannot select.
+        """
+        if action == Cancel.action:
+            options = {"grace": self.cancel_grace(), **options}
+        change = JOB_ACTIONS[action](**options)
+        wanted = filter_of_change(change, filters, own_conn_id=self.conn_id)
+        if not wanted.criteria:
+            raise ValueError(f"{action}: a job needs a criterion")
+        changes = self._changes
+        with self._ready():
+            would = changes.by_filter(change, wanted, who=actor, dry_run=True, limit=1)
+            total = would.total + would.more
+            if limit is not None:
+                total = limit if total > MAX_COUNTED else min(limit, total)
+            selection, hide_tag = selection_of(change, wanted), hides_tag(change)
+            entry = JobEntry(actor, change.action, selection, because=because, hide_tag=hide_tag, total=total)
+            begin = partial(jobs.begin, tables=self.tables, entry=entry, conn_id=self.conn_id, at_once=at_once)
+            seq = retried(self.engine, begin)
+        entry.written(seq)
+        steps = changes.steps(change, wanted, entry, limit=limit)
+        return Job(self.engine, self.tables, self._ready, entry, seq, steps)
+
+    def jobs(self, seq: int | None = None, *, seen_within: timedelta | None = None) -> Sequence[JobSeen]:
+        """Return the latest jobs, up to 50, the newest first.
+
+        :param seq: only this one.
+        :param seen_within: only jobs that gave a sign of life within this time.
+        """
+        with self._ready():
+            return jobs.latest(self.engine, self.tables, seq, within=seen_within)
+
+    def stop_job(self, seq: int, *, actor: str) -> None:
+        """Let a job end behind the messages that it works on, 2500 at most; what it has changed stays changed."""
+        with self._ready():
+            retried(self.engine, partial(jobs.stop, tables=self.tables, seq=seq, actor=actor))
+
+    # pauses and rates
 
     def pauses(self) -> Sequence[Pause]:
         """Return the pauses that hold messages, the earliest first."""
@@ -430,153 +1007,88 @@ class Store(StoreEscalations):
                 cancelled = pauses.drop(self.engine, self.tables, pause, who=who, because=because).changed
         return UnpauseReport(pause=pause, due=due, cancelled=cancelled, dry_run=dry_run)
 
-    def cancel(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
-        """Remove messages, failed ones too, and return the outcome for each id.
+    def rates(self) -> Mapping[str, float]:
+        """Return by destination the messages a second that all dispatchers together send to it at most."""
+        with self._reading() as connection:
+            self._check_version()
+            found = rates.read(connection, self.tables)
+        return {one.destination: one.per_second for one in found}
 
-        The ids are remembered, so that a late retry of the task that stored them does not store them again. A cancelled
-        message is never dispatched, unless a dispatcher was killed after it had sent the message and before it could
-        record that.
+    def set_rates(
+        self, per_second: Mapping[str, float | None], *, actor: str | None = None, because: str | None = None
+    ) -> None:
+        """Limit the messages a second to these destinations, of all dispatchers together; None removes a limit.
 
-        For :meth:`cancel_grace` the message is kept with all its content, and :meth:`restore` brings it back.
-
-        :raises ValueError: neither ids nor a criterion is given, or both.
+        :raises ValueError: a name or a number is not allowed.
         """
-        return self._change(Cancel(self.cancel_grace()), ids, **options)
-
-    def restore(
-        self, ids: Iterable[str] | Unset = UNSET, *, overdue_ok: bool = False, **options: Unpack[ChangeArgs]
-    ) -> Outcomes:
-        """Take cancels back, and return the outcome for each id.
-
-        The messages wait again as they were, or are again among the failed ones; their ids are remembered no longer.
-        A filter selects cancelled messages that can be restored; ``state="cancelled"`` alone selects all of them. A
-        message whose id was stored again is not restored, nor is an expired message.
-
-        :param overdue_ok: also messages whose due time has passed; they are dispatched at once.
-        :raises ValueError: neither ids nor a criterion is given, or both; ``state`` is another than "cancelled".
-        """
-        return self._change(Restore(overdue_ok), ids, **options)
-
-    def withdraw(self, since: datetime, *, seconds: float = 60.0, because: str | None = None) -> WithdrawReport:
-        """Remove what :attr:`origin` has stored since a time, as if it had never been stored; its ids are forgotten.
-
-        So the task can store the same messages again, which it cannot after a cancel. Messages that are being
-        dispatched stay, and messages of another run that were replaced since, and escalations of notifiers. Nothing
-        brings back what was removed.
-
-        :param since: aware; by :meth:`now`.
-        :param seconds: begin with no further thousand messages after that.
-        """
-        origin, change_since = self._own_origin, utc("since", since)
-        with self._ready():
-            with self._reading() as connection:
-                run = run_number(connection, self.tables, origin)
-            if run is None:
-                return WithdrawReport(withdrawn=0, in_flight=0, complete=True)
-            names = {field.name: getattr(origin, field.name) for field in fields(SentBy)}
-            found, complete = self._changes.withdraw(
-                Withdraw(run, change_since),
-                SentBy(**names),
-                seconds=seconds,
-                who=self.actor(),
-                because=because,
-            )
-        counts = found.counts
-        return WithdrawReport(
-            withdrawn=counts.get(Outcome.WITHDRAWN, 0), in_flight=counts.get(Outcome.IN_FLIGHT, 0), complete=complete
-        )
-
-    def reschedule(
-        self,
-        ids: Iterable[str] | Unset = UNSET,
-        due_at: datetime | None = None,
-        *,
-        delay: timedelta | float | str | None = None,
-        limit: int | None = None,
-        after: str | None = None,
-        dry_run: bool = False,
-        actor: str | None = None,
-        because: str | None = None,
-        **filters: Unpack[FilterArgs],
-    ) -> Outcomes:
-        """Change the due time of waiting messages, and return the outcome for each id.
-
-        Failed messages do not change (see ``retry``), nor does a message that would expire before its new due time.
-        The task that stored a message may run again: the store recognises the message by its original content, and
-        keeps its new due time.
-
-        :param due_at: aware; a message with a past due time is dispatched at once.
-        :param delay: instead of ``due_at``, how long from now on, by the database's clock: a timedelta, seconds, or an
-            ISO 8601 duration (``"PT10M"``).
-        :raises ValueError: neither ids nor a criterion is given, or both; neither or both of due_at and delay.
-        :raises NaiveTime: ``due_at`` has no time zone.
-        """
-        # a wrong keyword is an error before the database is asked for its time
-        self._filter(filters)
-        if (due_at is None) == (delay is None):
-            raise ValueError("reschedule: give due_at= or delay=, and not both")
-        if due_at is None:
-            with self._ready():
-                due_at = due_after(self.now(), delay_of(delay or 0))
-        change = Reschedule(utc("due_at", due_at))
-        return self._change(
-            change, ids, limit=limit, after=after, dry_run=dry_run, actor=actor, because=because, **filters
-        )
-
-    def retry(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
-        """Let failed messages wait again with no failures counted; due messages are dispatched at once.
-
-        Expired messages do not change, because they would expire again.
-
-        :raises ValueError: neither ids nor a criterion is given, or both; ``state`` is another than "failed".
-        """
-        return self._change(Retry(), ids, **options)
-
-    def erase(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
-        """Remove messages and everything about them except the id, for a person's right to erasure.
-
-        Waiting and failed messages, and cancelled ones that can be restored, are removed with body and headers; that is
-        final. Of a remembered id all but the id is removed, its tag too; no filter reaches it: name by their ids
-        dispatched messages and cancelled ones that can be restored no longer. ``purge`` forgets the id, which stays
-        lest a late retry sends the message again. The audit has five ids, and the tag's SHA-256.
-
-        :raises ValueError: neither ids nor a criterion is given, or both; "cancelled" is not the only ``state``.
-        """
-        return self._change(Erase(), ids, **options)
-
-    def erase_delivered(self, ids: Sequence[str], *, dry_run: bool = False) -> dict[str, int | str]:
-        """Delete messages from the queue tables of the store's schema, which have them until a consumer takes them.
-
-        :returns: by table how many rows had one of these ids; or why they stay, such as a right that is missing.
-        """
-        with self._ready():
-            return delete_delivered(self.engine, self.schema, ids, dry_run=dry_run)
-
-    def purge(
-        self,
-        older_than: timedelta,
-        *,
-        reason: str | Sequence[str] = REASONS,
-        dry_run: bool = False,
-        actor: str | None = None,
-        because: str | None = None,
-    ) -> Outcomes:
-        """Remove messages that failed or expired longer ago than a duration, and forget ids that are older.
-
-        The ids of removed messages are remembered from now on. A cancelled message whose id is forgotten cannot be
-        restored.
-
-        :param reason: "failed", "expired", "remembered", or several; all of them unless given.
-        :raises ValueError: ``older_than`` is negative, or the reason is none of these.
-        """
-        reasons = [reason] if isinstance(reason, str) else [*reason]
-        if not reasons or set(reasons) - set(REASONS):
-            raise ValueError(f"reason={reason!r} must be of {', '.join(REASONS)}")
-        if older_than < timedelta(0):
-            raise ValueError(f"older_than={older_than} is negative")
+        rates.check(per_second)
         with self._ready():
             who = actor or self.actor()
-            return self._changes.purge(older_than, reasons, who=who, because=because, dry_run=dry_run)
+            rates.change(self.engine, self.tables, per_second, who=who, because=because)
+
+    # environment and streams
+
+    def environment(self) -> str | None:
+        """Return the name of the environment whose dispatchers may dispatch from this store; None: it has none."""
+        with self._ready(), self._reading() as connection:
+            recorded = recorded_version(connection, self.tables)
+        return None if recorded is None else recorded.environment
+
+    def set_environment(self, name: str, *, actor: str | None = None, because: str | None = None) -> None:
+        """Bind the store to an environment, and record that in the audit. Its messages go out from there.
+
+        A dispatcher that is at work goes on; the next one compares.
+
+        :raises ValueError: the name is empty, or has more than 250 characters.
+        """
+        if not 0 < len(name) <= MAX_NAME:
+            raise ValueError(f"environment={name!r}: the name must have 1 to {MAX_NAME} characters")
+        who = actor or self.actor()
+
+        def work(connection: Connection) -> None:
+            former = record_environment(connection, self.tables, name)
+            entry = AuditEntry(who, "environment", {"environment": name, "former": former}, because=because)
+            entry.write(connection, self.tables, {}, database_time(connection))
+
+        with self._ready():
+            retried(self.engine, work)
+
+    def host_environment(self) -> str | None:
+        """Return the name of the environment that dispatchers here belong to; None: they do not compare."""
+        return None
+
+    def take_stream(self, stream: str, holder: str) -> StreamRecord | None:
+        """Take the lease of a stream for a minute; None: another holder has it.
+
+        :param stream: the place of its checkpoint.
+        """
+        return self._of_stream(partial(streams.take, tables=self.tables, stream=stream, holder=holder))
+
+    def renew_stream(self, stream: str, holder: str) -> bool:
+        """Renew the lease of a stream for a minute; False: it is another's by now."""
+        return self._of_stream(partial(streams.renew, tables=self.tables, stream=stream, holder=holder))
+
+    def release_stream(self, stream: str, holder: str, seen: StreamRecord) -> None:
+        """End the lease of a stream, and note which query its checkpoint is of."""
+        self._of_stream(partial(streams.release, tables=self.tables, stream=stream, holder=holder, seen=seen))
+
+    def restart_stream(self, stream: str, *, actor: str | None = None, because: str | None = None) -> bool:
+        """Let a stream begin with a new checkpoint, and record that in the audit.
+
+        :return: False if the store does not know it, or a task runs it now.
+        """
+        who = actor or self.actor()
+
+        def work(connection: Connection) -> bool:
+            done = streams.restart(connection, self.tables, stream)
+            if done:
+                entry = AuditEntry(who, "stream-restart", {"stream": stream}, because=because)
+                entry.write(connection, self.tables, {}, database_time(connection))
+            return done
+
+        return self._of_stream(work)
+
+    # dispatching
 
     def dispatcher(
         self,
@@ -653,17 +1165,78 @@ class Store(StoreEscalations):
             adopter = Adopter(self.engine, source, self.tables.messages, self, reader, batch_size)
             return adopter.plan() if dry_run else adopter.run()
 
-    def actor(self) -> str:
-        """Return the user for the audit: the operating system's."""
-        return system_user()
+    # escalations
 
-    @cached_property
-    def _carried_clock(self) -> CarriedClock:
-        return CarriedClock()
+    def arm(
+        self, escalation: Escalation, *, deliver_conn_id: str, origin: Origin | None = None
+    ) -> tuple[ArmOutcome, str]:
+        """Store the message for a failure, unless a success has ended the failure or a message waits already.
 
-    @property
-    def _changes(self) -> BulkChanges:
-        return BulkChanges(self.engine, self.tables)
+        A message of the same notifier that waits stands for this failure too, and keeps its due time. One that a
+        dispatcher has taken, or that is past due, does not.
+
+        :param deliver_conn_id: the connection that delivers; the store's own stands for its queue tables.
+        :param origin: the run.
+        :return: the id of the message beside the outcome.
+        :raises LimitExceeded: the message does not fit into the table.
+        :raises TopologyError: the table is missing.
+        """
+        own = None if deliver_conn_id == self.conn_id else deliver_conn_id
+        if own is None:
+            check_queue_name(escalation.message.destination)
+        with self._ready():
+            run = None
+            if origin is not None:
+                run = retried(self.engine, lambda connection: runs.register(connection, self.tables, origin))
+            return retried(
+                self.engine,
+                partial(escalations.arm, tables=self.tables, wanted=escalation, deliver_conn_id=own, run=run),
+            )
+
+    def take_back(self, success: RunAttempt, *, actor: str) -> TakenBack:
+        """Remember a success, and cancel the messages all of whose failures it ends.
+
+        A later :meth:`arm` of a failure that it ends stores nothing. The audit has a row if there was a message.
+
+        :raises TopologyError: the table is missing.
+        """
+        work = partial(
+            escalations.take_back, tables=self.tables, success=success, change=Cancel(self.cancel_grace()), actor=actor
+        )
+        with self._ready():
+            return retried(self.engine, work)
+
+    # queue tables
+
+    def temporary_queue(self, name: str, seconds: float) -> AbstractContextManager[TemporaryQueue]:
+        """Return a block with a queue table of its own in this database."""
+        check_queue_name(name)
+        return temporary_queue_table(self.conn_id, self.engine, self.schema, name)
+
+    def replies(self, queue: str) -> QueueTableReplies:
+        """Return a queue table of this database in which tasks wait for replies."""
+        return QueueTableReplies(self.conn_id, self.engine, queue, schema=self.schema)
+
+    def dataset(self, destination: str) -> Dataset:
+        """Return OpenLineage's name of a queue table of this database; of several hosts it names the first."""
+        with database_errors(self.conn_id, self.engine), self.engine.connect() as connection:
+            # a connection's default schema is known once it is open
+            schema, url = self.schema or self.engine.dialect.default_schema_name, self.engine.url
+            host, port = first_address(connection)
+        return lineage.table(url.get_backend_name(), host, port, url.database, schema, destination)
+
+    def own_dataset(self) -> Dataset:
+        """Return OpenLineage's name of the store's own table."""
+        return self.dataset(self.table.name)
+
+    def _messages(
+        self, wanted: MessageFilter, ids: Sequence[str] | None, limit: int | None, after: str | None
+    ) -> Iterator[StoredMessage]:
+        with self._ready():
+            yield from queries.messages(self.engine, self.tables, wanted, ids=ids, limit=limit, after=after)
+
+    def _filter(self, filters: FilterArgs) -> MessageFilter:
+        return filter_of(filters, own_conn_id=self.conn_id)
 
     def _change(
         self,
@@ -677,7 +1250,7 @@ class Store(StoreEscalations):
         because: str | None = None,
         **filters: Unpack[FilterArgs],
     ) -> Outcomes:
-        wanted, chosen = self._filter_of(change, filters), _ids(ids)
+        wanted, chosen = filter_of_change(change, filters, own_conn_id=self.conn_id), _ids(ids)
         if chosen is not None and wanted.criteria:
             raise ValueError(f"{change.action}: give ids or a filter, and not both")
         if chosen is None and not wanted.criteria:
@@ -692,6 +1265,51 @@ class Store(StoreEscalations):
             return changes.by_filter(
                 change, wanted, who=who, because=because, dry_run=dry_run, limit=limit, after=after
             )
+
+    @property
+    def _changes(self) -> BulkChanges:
+        return BulkChanges(self.engine, self.tables)
+
+    @cached_property
+    def _carried_clock(self) -> CarriedClock:
+        return CarriedClock()
+
+    def _of_stream(self, work: Callable[[Connection], T]) -> T:
+        with self._ready():
+            return retried(self.engine, work)
+
+    @property
+    def _own_origin(self) -> Origin:
+        if self.origin is None:
+            raise ValueError("this hook has no origin: pass origin=Origin(dag_id=..., run_id=..., task_id=...)")
+        return self.origin
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Check the version of the tables, and raise the database's errors as those of this package."""
+        with database_errors(self.conn_id, self.engine, self.tables):
+            self._check_version()
+            yield
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with (
+            database_errors(self.conn_id, self.engine, self.tables),
+            self.engine.connect().execution_options(read_only=True) as connection,
+        ):
+            yield connection
+
+    def _check_version(self) -> None:
+        """Check the version of the tables, once."""
+        if not self._checked:
+            check_ready(self.conn_id, self.engine, self.tables)
+            self._checked = True
+
+    def _queue_names(self, destinations: Iterable[str]) -> Sequence[str]:
+        names = list(dict.fromkeys(destinations)) if self.deliver_conn_id is None else ()
+        for name in names:
+            check_queue_name(name)
+        return names
 
 
 def _ids(ids: Iterable[str] | Unset) -> Sequence[str] | None:

@@ -33,7 +33,7 @@ from sqlalchemy import (
 )
 
 from airflow_delayed.identity import NOTIFIER, SentBy
-from airflow_delayed.store import audit, leases
+from airflow_delayed.store import audit, remembered_ids
 from airflow_delayed.store.audit import AuditEntry
 from airflow_delayed.store.bulk import own_place
 from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Purge, Reschedule, Restore, Withdraw, locate
@@ -234,15 +234,17 @@ class BulkChanges:
         if dry_run:
             past = self._tables.past
             many = self._reading(
-                lambda one: count_rows(one, past, *leases.old_ids(self._tables, before, self._database_time(one)))
+                lambda one: count_rows(
+                    one, past, *remembered_ids.old_ids(self._tables, before, self._database_time(one))
+                )
             )
             found.count(Outcome.FORGOTTEN, many) if many else None
             return
 
         def work(connection: Connection) -> tuple[int, int, int]:
             now = self._database_time(connection)
-            marks = leases.forget_old_marks(connection, self._tables, before, now)
-            gone = leases.forget_old_ids(connection, self._tables, before, now)
+            marks = remembered_ids.forget_old_marks(connection, self._tables, before, now)
+            gone = remembered_ids.forget_old_ids(connection, self._tables, before, now)
             counts = {**found.counts, Outcome.FORGOTTEN: found.counts.get(Outcome.FORGOTTEN, 0) + gone}
             return max(marks, gone), gone, entry.write(connection, self._tables, counts, now)
 

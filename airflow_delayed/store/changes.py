@@ -32,18 +32,23 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from airflow_delayed.errors import WrongState
 from airflow_delayed.identity import NOTIFIER
-from airflow_delayed.store import bulk, cancelled, leases, notify
+from airflow_delayed.store import bulk, cancelled, notify, remembered_ids
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.filters import (
     BOTH,
+    CANCELLED,
+    FilterArgs,
     MessageFilter,
     MessageState,
     Where,
     failed_state,
+    filter_of,
     state_of,
     stays_until_due,
+    take_left,
 )
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.records import remove_rows
@@ -58,11 +63,16 @@ _READ = (
 
 #: The outcome of a change for a remembered id, by its column Outcome in the table ``_past``.
 GONE: Mapping[str, Outcome] = {
-    **dict.fromkeys(leases.SENT, Outcome.DISPATCHED),
+    **dict.fromkeys(remembered_ids.SENT, Outcome.DISPATCHED),
     Outcome.CANCELLED.value: Outcome.ALREADY_CANCELLED,
     Outcome.PURGED.value: Outcome.ALREADY_REMOVED,
     Outcome.ERASED.value: Outcome.ALREADY_REMOVED,
 }
+
+
+#: The state of the messages that a change is about, by the change's name; another state in its filter is an error.
+_ONLY = {"restore": CANCELLED, "retry": MessageState.FAILED.value}
+_DONE = {"restore": "restored", "retry": "retried"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +118,23 @@ class MessageChange(Protocol):
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
         """Change messages whose rows this transaction has locked."""
         ...
+
+
+def filter_of_change(change: MessageChange, args: FilterArgs, *, own_conn_id: str) -> MessageFilter:
+    """Return the filter of a change; that of a restore or an erase may have the state "cancelled".
+
+    :param own_conn_id: the store's connection.
+    :raises WrongState: it has a state whose messages the change leaves as they are.
+    :raises ValueError: it has another state of messages that have left the store.
+    """
+    only, state = _ONLY.get(change.action), args.get("state")
+    if only is not None and state not in (None, only, [only], (only,)):
+        done = f"{only} messages are {_DONE[change.action]}"
+        raise WrongState(f"{change.action}: state={state!r}: only {done}")
+    left = take_left(args) if "cancelled" in change.where else ()
+    if left not in ((), (CANCELLED,)):
+        raise ValueError(f"{change.action}: state={left[0]!r}: only the ids of these messages are there")
+    return replace(filter_of(args, own_conn_id=own_conn_id), cancelled=bool(left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +220,7 @@ class Restore:
             cancelled.copy(connection, tables.cancelled, table, some, values)
         remove_rows(connection, tables.messages, failed)
         remove_rows(connection, tables.cancelled, ids)
-        leases.forget(connection, tables, ids)
+        remembered_ids.forget(connection, tables, ids)
         if any(found.where == "cancelled" for found, _ in decided):
             cancelled.forget(connection, tables, now)
         if waiting:
@@ -218,7 +245,7 @@ class Erase:
         _remove(connection, tables, [found for found in _changed(decided) if found.row])
         at_rest = [found.message_id for found, outcome in decided if outcome is not Outcome.IN_FLIGHT]
         cancelled.forget_ids(connection, tables, at_rest)
-        nothing = dict.fromkeys(name for name in leases.RECORDED if name != "Id")
+        nothing = dict.fromkeys(name for name in remembered_ids.RECORDED if name != "Id")
         blank = [
             {"Id": found.message_id, **nothing}
             for found, outcome in decided
@@ -255,7 +282,7 @@ class Withdraw:
         """Remove the messages, and the leases of dispatchers that died, by which the store would know the ids."""
         gone = _changed(decided)
         _remove(connection, tables, gone)
-        leases.forget(connection, tables, [found.message_id for found in gone if found.abandoned])
+        remembered_ids.forget(connection, tables, [found.message_id for found in gone if found.abandoned])
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +312,7 @@ class Reschedule:
             for some in slices(ids):
                 connection.execute(dialect.update_rows(table, some).values(Time=self.due_at, NextTry=next_try))
         # a slow dispatcher whose lease has ended must not settle the message by its old due time
-        leases.forget(connection, tables, [found.message_id for found in moved if found.abandoned])
+        remembered_ids.forget(connection, tables, [found.message_id for found in moved if found.abandoned])
         _wake(connection, tables, moved, self.due_at)
 
 
@@ -344,7 +371,7 @@ def _changed(decided: Decided) -> list[Location]:
 def _record(
     connection: Connection, tables: Tables, rows: Sequence[Mapping[str, Any]], outcome: Outcome, now: datetime
 ) -> None:
-    leases.record(connection, tables, rows, outcome.value, now)
+    remembered_ids.record(connection, tables, rows, outcome.value, now)
 
 
 def _remove_and_record(
@@ -371,7 +398,7 @@ def _remove_and_record(
         for some in slices(ids):
             # in one statement each row is looked up once, and not three times
             removed = dialect.delete_rows(source.c.Id, some).returning(*source.c).cte("removed")
-            statement = leases.record_removed(tables, removed, outcome.value)
+            statement = remembered_ids.record_removed(tables, removed, outcome.value)
             if until is not None:
                 statement = statement.add_cte(cancelled.keep_all(tables, removed))
             connection.execute(statement, {"now": now, "until": until})
@@ -392,7 +419,7 @@ def _cancelling(tables: Tables, wanted: MessageFilter, *, keeps: bool) -> Select
     matching = select(locked).join(given, same)
     free = matching.where(*wanted.stable_conditions(tables, locked)).cte("free")
     # the upsert sees a lease that was committed since the statement began
-    recorded = leases.record_unleased(tables, free, Outcome.CANCELLED.value).cte("recorded")
+    recorded = remembered_ids.record_unleased(tables, free, Outcome.CANCELLED.value).cte("recorded")
     gone = select(free).join(recorded, recorded.c.Id == free.c.Id).cte("gone")
     at_these = func.array(select(gone.c.place).scalar_subquery())
     removed = delete(table).where(bulk.own_place() == any_(at_these)).cte("removed")
@@ -494,7 +521,7 @@ def _notes(
     """
     past, dialect, notes, busy = tables.past, dialect_of(connection), list[Row[Any]](), set[str]()
     for some in slices(ids):
-        these = dialect.among(past.c.Id, some), past.c.Id >= leases.FIRST_ID
+        these = dialect.among(past.c.Id, some), past.c.Id >= remembered_ids.FIRST_ID
         noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(*these)
         if not lock:
             notes += connection.execute(noted)

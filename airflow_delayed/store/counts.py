@@ -58,11 +58,11 @@ from airflow_delayed.store.filters import (
     state_of,
 )
 from airflow_delayed.store.history import beginning, per_minute
-from airflow_delayed.store.leases import DEAD_LETTERED, DISPATCHED, FIRST_ID
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.pauses import holds_of, not_held
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.records import count_rows
+from airflow_delayed.store.remembered_ids import DEAD_LETTERED, DISPATCHED, FIRST_ID
 from airflow_delayed.store.schema import Tables
 
 #: The most hours and minutes ahead that are counted one by one.

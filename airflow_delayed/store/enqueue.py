@@ -29,7 +29,7 @@ from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import SHOWN, MessageConflict, some
 from airflow_delayed.identity import Origin, digest_of
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.store import filters, leases, notify
+from airflow_delayed.store import notify, remembered_ids, runs
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.engine import Overtaken, retried
 from airflow_delayed.store.policy import OnConflict
@@ -128,7 +128,7 @@ def note_sent(
 
 
 def _registered(engine: Engine, tables: Tables, origin: Origin) -> int:
-    return retried(engine, lambda connection: filters.register_run(connection, tables, origin))
+    return retried(engine, lambda connection: runs.register(connection, tables, origin))
 
 
 def _enqueue_chunk(
@@ -244,7 +244,7 @@ def _look_back(
     names = [name for name in given if name in result.new]
     # a transaction that cancels, erases or purges a failed message locks its row, and remembers its id before it ends
     failed = present_rows(connection, tables.failed, names, lock=on_conflict == "replace")
-    past = leases.remembered(connection, tables, names)
+    past = remembered_ids.find(connection, tables, names)
     other = {name for name, found in failed.items() if found != _content(given[name])}
     changed = {
         name
@@ -254,7 +254,7 @@ def _look_back(
     if on_conflict == "error":
         if other:
             raise conflict("have failed before with other content or for another connection", sorted(other))
-        if sent := sorted(name for name in changed if past[name][1] in leases.SENT):
+        if sent := sorted(name for name in changed if past[name][1] in remembered_ids.SENT):
             raise conflict("were dispatched already with other content", sent)
     if on_conflict == "replace":
         result.not_replaced |= changed
@@ -267,10 +267,10 @@ def _look_back(
 
 def _lock_unleased(connection: Connection, tables: Tables, names: Sequence[str], now: datetime) -> set[str]:
     """Lock messages, waiting for other transactions, and return the ids without a lease."""
-    locked = {row["Id"] for row in leases.lock_messages(connection, tables, names, wait=True)}
+    locked = {row["Id"] for row in remembered_ids.lock_messages(connection, tables, names, wait=True)}
     if gone := [name for name in names if name not in locked]:
         raise Overtaken(some(gone, separator=", "))
-    return locked - leases.in_flight(connection, tables, sorted(locked), now)
+    return locked - remembered_ids.in_flight(connection, tables, sorted(locked), now)
 
 
 def _replace(connection: Connection, tables: Tables, table: Table, rows: Sequence[Row]) -> None:
@@ -281,7 +281,7 @@ def _replace(connection: Connection, tables: Tables, table: Table, rows: Sequenc
     for one in {table, tables.messages}:
         remove_rows(connection, one, names)
     # the leases of a dispatcher that has died, or else finds that it has lost them
-    leases.forget(connection, tables, names)
+    remembered_ids.forget(connection, tables, names)
     if insert_new_rows(connection, tables.messages, rows) != set(names):
         raise Overtaken(some(names, separator=", "))
 
@@ -304,15 +304,15 @@ def conflicting(
     for table in (tables.messages, tables.failed):
         there = present_rows(connection, table, names)
         found.update(name for name in there if there[name] != (digests[name], deliver_conn_id))
-    for name, (digest, outcome) in leases.remembered(connection, tables, names).items():
-        if outcome in leases.SENT and digest is not None and digest != digests[name]:
+    for name, (digest, outcome) in remembered_ids.find(connection, tables, names).items():
+        if outcome in remembered_ids.SENT and digest is not None and digest != digests[name]:
             found.add(name)
     return sorted(found)
 
 
 def known(connection: Connection, tables: Tables, names: Sequence[str]) -> set[str]:
     """Return the ids that the store knows, whatever their content is."""
-    found = set(leases.remembered(connection, tables, names))
+    found = set(remembered_ids.find(connection, tables, names))
     for table in (tables.messages, tables.failed):
         found.update(present_rows(connection, table, names))
     return found
@@ -329,7 +329,7 @@ def _note_sent(
             "Destination": message.destination,
             "Time": message.due_at,
             "Digest": digest_of(message),
-            "Outcome": leases.DISPATCHED,
+            "Outcome": remembered_ids.DISPATCHED,
             "At": now,
             "Tag": message.tag,
             **of_all,

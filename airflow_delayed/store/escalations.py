@@ -20,26 +20,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from enum import Enum
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Table, select
 
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.identity import Origin, key_id
+from airflow_delayed.identity import key_id
 from airflow_delayed.message import EPOCH, DelayedMessage, parse_moment
-from airflow_delayed.store import filters, leases
+from airflow_delayed.store import remembered_ids
 from airflow_delayed.store.audit import AuditEntry
 from airflow_delayed.store.changes import Cancel, locate
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
-from airflow_delayed.store.dispatch.report import last_seen
-from airflow_delayed.store.engine import retried
 from airflow_delayed.store.enqueue import enqueue_rows, known, message_rows
 from airflow_delayed.store.filters import BOTH, MessageFilter
-from airflow_delayed.store.jobs import StoreJobs
 from airflow_delayed.store.outcomes import Outcome, Outcomes
-from airflow_delayed.store.records import check_queue_name, delivered_by, to_message, to_row
+from airflow_delayed.store.records import delivered_by, to_message, to_row
 from airflow_delayed.store.schema import Tables
 
 #: The header with the failures: JSON, an object with their number ("failures") and the newest of them ("latest").
@@ -218,67 +214,25 @@ class TakenBack:
     reduced: list[str] = field(default_factory=list)
 
 
-class StoreEscalations(StoreJobs):
-    """The escalations of a store, see :class:`airflow_delayed.store.api.Store`."""
-
-    def arm(
-        self, escalation: Escalation, *, deliver_conn_id: str, origin: Origin | None = None
-    ) -> tuple[ArmOutcome, str]:
-        """Store the message for a failure, unless a success has ended the failure or a message waits already.
-
-        A message of the same notifier that waits stands for this failure too, and keeps its due time. One that a
-        dispatcher has taken, or that is past due, does not.
-
-        :param deliver_conn_id: the connection that delivers; the store's own stands for its queue tables.
-        :param origin: the run.
-        :return: the id of the message beside the outcome.
-        :raises LimitExceeded: the message does not fit into the table.
-        :raises TopologyError: the table is missing.
-        """
-        own = None if deliver_conn_id == self.conn_id else deliver_conn_id
-        if own is None:
-            check_queue_name(escalation.message.destination)
-        with self._ready():
-            run = None
-            if origin is not None:
-                run = retried(self.engine, lambda connection: filters.register_run(connection, self.tables, origin))
-            return retried(
-                self.engine,
-                partial(_arm, tables=self.tables, wanted=escalation, deliver_conn_id=own, run=run),
-            )
-
-    def is_served(self, deliver_conn_id: str) -> bool:
-        """Return whether a dispatcher was at work for a connection within about a day."""
-        own = None if deliver_conn_id == self.conn_id else deliver_conn_id
-        with self._reading() as connection:
-            return last_seen(connection, self.tables, own) is not None
-
-    def take_back(self, success: RunAttempt, *, actor: str) -> TakenBack:
-        """Remember a success, and cancel the messages all of whose failures it ends.
-
-        A later :meth:`arm` of a failure that it ends stores nothing. The audit has a row if there was a message.
-
-        :raises TopologyError: the table is missing.
-        """
-        work = partial(_take_back, tables=self.tables, success=success, change=Cancel(self.cancel_grace()), actor=actor)
-        with self._ready():
-            return retried(self.engine, work)
-
-
-def _arm(
+def arm(
     connection: Connection, *, tables: Tables, wanted: Escalation, deliver_conn_id: str | None, run: int | None
 ) -> tuple[ArmOutcome, str]:
+    """Store the message for a failure, see :meth:`airflow_delayed.store.api.Store.arm`.
+
+    :param deliver_conn_id: None: the store's own queue tables.
+    :param run: the number of the run.
+    """
     message, now = wanted.message, database_time(connection)
     run_succeeded, newest = _lock_marks(connection, tables, wanted.attempt, now)
     if _came_first(wanted.attempt, run_succeeded, newest):
         return ArmOutcome.SUCCEEDED, message.message_id
     joined = _mark_id("failure", message.message_id)
-    if known(connection, tables, [message.message_id]) or leases.marks(connection, tables, [joined]):
+    if known(connection, tables, [message.message_id]) or remembered_ids.marks(connection, tables, [joined]):
         return ArmOutcome.KNOWN, message.message_id
     for waiting in _lock_waiting(connection, tables, wanted, deliver_conn_id, now):
         failures = RunFailures.of(waiting.headers)
         _rewrite(connection, tables.messages, waiting, failures, failures.and_also(wanted.failure), deliver_conn_id)
-        leases.insert_marks(connection, tables, [joined], now)
+        remembered_ids.insert_marks(connection, tables, [joined], now)
         return ArmOutcome.JOINED, waiting.message_id
     headers = {**message.headers, **RunFailures([wanted.failure], 1).header()}
     rows = message_rows([replace(message, headers=headers)], deliver_conn_id, run, until_due=True)
@@ -286,7 +240,8 @@ def _arm(
     return ArmOutcome.STORED if stored else ArmOutcome.KNOWN, message.message_id
 
 
-def _take_back(connection: Connection, *, tables: Tables, success: RunAttempt, change: Cancel, actor: str) -> TakenBack:
+def take_back(connection: Connection, *, tables: Tables, success: RunAttempt, change: Cancel, actor: str) -> TakenBack:
+    """Remember a success, and cancel the messages all of whose failures it ends."""
     now = database_time(connection)
     seen = _lock_marks(connection, tables, success, now)
     for name, moment, before in zip(_mark_ids(success), (success.started_at, success.run_after), seen, strict=False):
@@ -342,7 +297,7 @@ def _came_first(failed: RunAttempt, run_succeeded: datetime | None, newest: date
 
 
 def _mark_id(kind: str, name: str) -> str:
-    return f"{leases.MARK_BEGINS}{kind} {key_id((kind,), (name,))}"
+    return f"{remembered_ids.MARK_BEGINS}{kind} {key_id((kind,), (name,))}"
 
 
 def _mark_ids(attempt: RunAttempt) -> list[str]:
@@ -359,7 +314,7 @@ def _lock_marks(
     :return: when the attempt of this run that succeeded had started, and the ``run_after`` of the newest run that did.
     """
     names = _mark_ids(attempt)
-    own, *of_all = leases.lock_marks(connection, tables, names, now)
+    own, *of_all = remembered_ids.lock_marks(connection, tables, names, now)
     return own, of_all[0] if of_all else None
 
 
@@ -394,8 +349,8 @@ def _lock(
         content = select(*(table.c[name] for name in _CONTENT)).where(table.c.Id.in_(some)).order_by(table.c.Id)
         statement = dialect.by_key(content.with_for_update(), table)
         rows = [dict(row._mapping) for row in connection.execute(statement)]
-        # a second statement, as leases.py says
-        leased = leases.in_flight(connection, tables, [row["Id"] for row in rows], now)
+        # a second statement, as remembered_ids.py says
+        leased = remembered_ids.in_flight(connection, tables, [row["Id"] for row in rows], now)
         locked += [(to_message(row), row["DeliverConnId"], row["Id"] in leased) for row in rows]
     return locked
 

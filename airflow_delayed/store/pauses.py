@@ -41,7 +41,7 @@ from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import InputError
 from airflow_delayed.identity import SentBy
 from airflow_delayed.message import MICROSECOND
-from airflow_delayed.store import leases
+from airflow_delayed.store import remembered_ids
 from airflow_delayed.store.audit import AuditEntry
 from airflow_delayed.store.bulk_changes import MAX_COUNTED, BulkChanges
 from airflow_delayed.store.changes import Cancel
@@ -64,7 +64,7 @@ READ_EVERY = 1.0
 #: The steps of a spread: the values of :class:`airflow_delayed.store.dialects.HashOf`.
 _STEPS = 16**4
 #: The mark that a transaction locks which begins or ends a pause.
-_CHANGING = f"{leases.MARK_BEGINS}pauses"
+_CHANGING = f"{remembered_ids.MARK_BEGINS}pauses"
 
 
 class PauseArgs(TypedDict, total=False):
@@ -430,7 +430,7 @@ def begin(
         )
         if dry_run:
             return pause
-        leases.lock_marks(connection, tables, [_CHANGING], now)
+        remembered_ids.lock_marks(connection, tables, [_CHANGING], now)
         there = read(connection, tables)
         gone = [one.seq for one in there if one.wanted == wanted or one.is_over(now)]
         if len(there) - len(gone) >= MOST_PAUSES:
@@ -467,7 +467,7 @@ def end(
     def work(connection: Connection) -> Pause | None:
         now = database_time(connection)
         if not dry_run:
-            leases.lock_marks(connection, tables, [_CHANGING], now)
+            remembered_ids.lock_marks(connection, tables, [_CHANGING], now)
         same = [one for one in read(connection, tables) if one.wanted == wanted and not one.is_over(now)]
         if not same:
             return None
@@ -554,10 +554,10 @@ def with_broker(
     """Count the messages that were dispatched within a day and are not due yet; and return when the last is due."""
     past, messages = tables.past, tables.messages
     ours: Sequence[ColumnElement[bool]] = (
-        past.c.Outcome == leases.DISPATCHED,
+        past.c.Outcome == remembered_ids.DISPATCHED,
         past.c.At >= now - FARTHEST_LOOKAHEAD,
         past.c.Time > now,
-        past.c.Id >= leases.FIRST_ID,
+        past.c.Id >= remembered_ids.FIRST_ID,
         # a lease looks like a dispatch
         not_(exists().where(messages.c.Id == past.c.Id)),
         *wanted.stable_conditions(tables, past),

@@ -23,19 +23,21 @@ from sqlalchemy import (
     bindparam,
     exists,
     not_,
+    or_,
     select,
     true,
     union,
 )
 
 from airflow_delayed.identity import Origin, SentBy
-from airflow_delayed.store import past
+from airflow_delayed.store import cancelled
 from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
-from airflow_delayed.store.filters import BOTH, Conditions, MessageFilter, Where, matching_runs, moments
-from airflow_delayed.store.leases import FIRST_ID, SENT
+from airflow_delayed.store.filters import BOTH, CANCELLED, Conditions, MessageFilter, Where, moments
 from airflow_delayed.store.records import Remembered, StoredMessage, columns, of_runs, origin_of, place_of, stored
+from airflow_delayed.store.remembered_ids import DEAD_LETTERED, DISPATCHED, FIRST_ID, SENT
+from airflow_delayed.store.runs import matching_runs
 from airflow_delayed.store.schema import Tables, UtcTime
 
 #: Rows a page.
@@ -45,6 +47,8 @@ PAGE = 1000
 MAX_LOOKED_AT = 10_000
 #: Destinations are searched for among so many waiting messages, the first by due time, and so many failed ones.
 MAX_SEARCHED = 10_000
+#: The columns of a remembered id that a record shows.
+_LEFT_COLUMNS = ("Id", "Outcome", "At", "Destination", "Time", "Dispatcher", "Tag", "DeliverConnId")
 
 #: A place in the order of due time and id.
 Place = tuple[datetime, str]
@@ -98,7 +102,7 @@ def page(
     with dialect_of(engine).read_only(engine) as connection:
         now = database_time(connection)
         if left:
-            gone = past.newest(connection, tables, wanted, left, now, ids=ids, behind=place, limit=limit + 1)
+            gone = newest_left(connection, tables, wanted, left, now, ids=ids, behind=place, limit=limit + 1)
             end = gone[limit - 1].token if len(gone) > limit else None
             return Page(at=now, messages=[], remembered=gone[:limit], next=end)
         if ids is None:
@@ -108,7 +112,7 @@ def page(
             found = _behind(_in_order(matching), place)
             present = _of_ids(connection, tables, MessageFilter(), ids, now) if wanted.criteria else matching
             there = {message.message_id for message in present}
-            remembered = past.by_ids(connection, tables, [one for one in ids if one not in there], now)
+            remembered = remembered_by_ids(connection, tables, [one for one in ids if one not in there], now)
             # a message stored and claimed since the first query has a lease, which looks like a remembered id
             leased = _of_ids(connection, tables, MessageFilter(), [one.message_id for one in remembered], now)
             claimed = {message.message_id for message in leased}
@@ -165,7 +169,7 @@ def get(
         for message in messages(engine, tables, MessageFilter(), ids=[message_id], database_time=database_time):
             return message
         with dialect_of(engine).read_only(engine) as connection:
-            remembered = past.by_ids(connection, tables, [message_id], database_time(connection))
+            remembered = remembered_by_ids(connection, tables, [message_id], database_time(connection))
         if remembered:
             # a message stored and claimed since the first query has a lease, which looks like a remembered id
             claimed = messages(engine, tables, MessageFilter(), ids=[message_id], database_time=database_time)
@@ -427,3 +431,79 @@ def behind_place(table: Table, dialect: Dialect) -> Conditions:
     due = bindparam("after_due", type_=table.c.Time.type)
     message_id = bindparam("after_id", type_=table.c.Id.type)
     return dialect.behind(table.c.Time, table.c.Id, (due, message_id))
+
+
+# messages that have left the store, as the table of remembered ids has them: no body and no header
+
+
+def remembered_by_ids(connection: Connection, tables: Tables, ids: Sequence[str], now: datetime) -> list[Remembered]:
+    """Return the records of these ids, also of ids whose messages a dispatcher has leased."""
+    if not ids:
+        return []
+    past, found = tables.past, list[Remembered]()
+    statement = _left(tables).order_by(past.c.Id)
+    for some in slices(ids):
+        found += [
+            _remembered(row, now)
+            for row in connection.execute(statement.where(past.c.Id.in_(some), past.c.Id >= FIRST_ID))
+        ]
+    return found
+
+
+def newest_left(
+    connection: Connection,
+    tables: Tables,
+    wanted: MessageFilter,
+    states: Sequence[str],
+    now: datetime,
+    *,
+    ids: Sequence[str] | None,
+    behind: tuple[datetime, str] | None,
+    limit: int,
+) -> list[Remembered]:
+    """Return messages that have left the store, the last one first, and by id where several left at one time.
+
+    :param states: "dispatched", "cancelled" or both.
+    :param ids: only these; up to 1000.
+    :param behind: time and id of the record behind which to begin.
+    """
+    past = tables.past
+    # a leased message looks like a dispatched one, but is still there
+    there = (exists().where(table.c.Id == past.c.Id) for table in (tables.messages, tables.failed))
+    outcomes = [*states, DEAD_LETTERED] if DISPATCHED in states else states
+    conditions: Conditions = [past.c.Outcome.in_(outcomes), *map(not_, there)]
+    conditions += wanted.stable_conditions(tables, past)
+    if ids is not None:
+        conditions.append(past.c.Id.in_(ids))
+    if behind is not None:
+        at, message_id = behind
+        later = and_(past.c.At == at, past.c.Id > message_id)
+        # the first condition lets an index on At be used
+        conditions += [past.c.At <= at, or_(past.c.At < at, later)]
+    statement = _left(tables).where(*conditions).order_by(past.c.At.desc(), past.c.Id)
+    return [_remembered(row, now) for row in connection.execute(statement.limit(limit))]
+
+
+def _left(tables: Tables) -> Select[Any]:
+    past, runs = tables.past, tables.runs
+    columns = [past.c[name] for name in _LEFT_COLUMNS]
+    until = cancelled.kept_until(tables).label("Until")
+    return select(*columns, until, *of_runs(tables)).select_from(past.outerjoin(runs, past.c.Run == runs.c.Seq))
+
+
+def _remembered(row: Sequence[Any], now: datetime) -> Remembered:
+    message_id, outcome, at, destination, due_at, dispatcher, tag, deliver_conn_id, until, *of_run = row
+    state = DISPATCHED if outcome == DEAD_LETTERED else outcome
+    restorable = state == CANCELLED and until is not None and until > now
+    return Remembered(
+        message_id=message_id,
+        state=state,
+        at=at,
+        destination=destination,
+        due_at=due_at,
+        dispatcher=dispatcher,
+        tag=tag,
+        deliver_conn_id=deliver_conn_id,
+        restorable_until=until if restorable else None,
+        origin=origin_of(*of_run) if of_run[0] is not None else None,
+    )

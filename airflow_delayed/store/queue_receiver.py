@@ -1,33 +1,41 @@
-"""Receiving from a queue table: rows are locked in one transaction, which deletes them when they have been handled."""
+"""Receiving from a queue table: rows are locked in one transaction, which deletes them when they have been handled.
+
+Also a queue table that is there for one block, in which somebody watches for one message.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from threading import Event
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Table, case, event, null, select
+from sqlalchemy import ColumnElement, Connection, Engine, Table, case, delete, event, null, select
+from sqlalchemy.exc import SQLAlchemyError
 
+from airflow_delayed.delivery import TemporaryQueue
 from airflow_delayed.errors import DelayedError, one_line
 from airflow_delayed.message import UTC
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.dispatch.queue_tables import LONGEST_HEADERS, MESSAGE_ID, QueueTables, bounded
 from airflow_delayed.store.drivers import NoTime
-from airflow_delayed.store.engine import close_engine, database_errors
+from airflow_delayed.store.engine import close_engine, database_errors, first_line
 from airflow_delayed.store.notify import Waiter, waiter_for
 from airflow_delayed.store.records import check_queue_name
-from airflow_delayed.store.schema import MAX_ID
+from airflow_delayed.store.schema import MAX_ID, queue_table
 
 log = logging.getLogger(__name__)
 
 #: Bytes of headers and wanted bodies at which a batch is complete.
 _BATCH_BYTES = 4 * 1024 * 1024
+#: Seconds between two looks at a temporary queue.
+_LOOK_AGAIN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,3 +265,47 @@ def _message_id(headers: str | None) -> str | None:
         return None
     # a longer one is no id; and an event's database may hold neither a null nor half a character
     return one_line(found) if isinstance(found, str) and 0 < len(found) <= MAX_ID else None
+
+
+class TemporaryQueueTable(TemporaryQueue):
+    """A queue table of its own; it is dropped whatever is on its way to it."""
+
+    def __init__(self, conn_id: str, engine: Engine, table: Table) -> None:
+        super().__init__(table.name)
+        self._conn_id = conn_id
+        self._engine = engine
+        self._table = table
+
+    def arrives(self, seconds: float) -> bool:
+        """Look for a row, ten times a second."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with database_errors(self._conn_id, self._engine), self._engine.begin() as connection:
+                first = connection.execute(select(self._table.c.seq).limit(1)).scalar_one_or_none()
+                if first is not None:
+                    connection.execute(delete(self._table).where(self._table.c.seq == first))
+                    return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(_LOOK_AGAIN, left))
+
+    def end(self) -> None:
+        """Drop the table."""
+        try:
+            self._table.drop(self._engine, checkfirst=True)
+        except SQLAlchemyError as error:
+            self.remains = f"table {self.name} stays, and has to be dropped by hand: {first_line(error)}"
+
+
+@contextmanager
+def temporary_queue_table(conn_id: str, engine: Engine, schema: str | None, name: str) -> Iterator[TemporaryQueue]:
+    """Make a queue table for the block."""
+    table = queue_table(name, schema, dialect_of(engine))
+    with database_errors(conn_id, engine):
+        table.create(engine)
+    queue = TemporaryQueueTable(conn_id, engine, table)
+    try:
+        yield queue
+    finally:
+        queue.end()

@@ -183,7 +183,7 @@ def _waiting_sensor(delayed: Delayed, patch: pytest.MonkeyPatch) -> None:
 def _engine(delayed: Delayed, path: Path, schema: str | None) -> Any:
     from sqlalchemy import create_engine, event
 
-    from airflow_delayed.store.transport import engine_options, prepare
+    from airflow_delayed.store.api import engine_options, prepare
 
     def prepared(connection: Any, _record: object) -> None:
         # how the store asks SQLite for the time

@@ -17,11 +17,10 @@ from airflow_delayed.errors import DelayedError, MessageConflict, TransportUnava
 from airflow_delayed.identity import Origin
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store import bulk
-from airflow_delayed.store.api import Store
+from airflow_delayed.store.api import Store, engine_options, prepare
 from airflow_delayed.store.engine import database_errors
 from airflow_delayed.store.records import insert_rows, to_message, to_row
 from airflow_delayed.store.schema import Tables, store_tables
-from airflow_delayed.store.transport import engine_options, prepare
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 ODD = 'a\\b\t"c"\r\n{%s} %(x)s ü☂\\N'

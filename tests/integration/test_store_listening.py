@@ -17,9 +17,9 @@ from support.stores import Store, message
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store import notify
+from airflow_delayed.store.api import engine_options, prepare
 from airflow_delayed.store.network import Watchdog
 from airflow_delayed.store.notify import Listener, Poller, waiter_for
-from airflow_delayed.store.transport import engine_options, prepare
 
 pytestmark = pytest.mark.parametrize("store", ["postgres"], indirect=True)
 

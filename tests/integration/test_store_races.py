@@ -22,7 +22,7 @@ from support.stores import Store, Transport, message
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.transport import engine_options, prepare
+from airflow_delayed.store.api import engine_options, prepare
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 MANY = 800

@@ -13,8 +13,8 @@ from support.lengths import length
 from support.stores import Store, Transport, message
 
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store.api import prepare
 from airflow_delayed.store.dispatch.report import DispatchFailed
-from airflow_delayed.store.transport import prepare
 
 SECOND = timedelta(seconds=1)
 LATE_TIME = datetime(9998, 1, 1, tzinfo=timezone.utc)

@@ -18,9 +18,9 @@ from sqlalchemy import Engine, create_engine, event
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.message import DelayedMessage
+from airflow_delayed.store.api import engine_options, prepare
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.schema import TABLE, store_tables
-from airflow_delayed.store.transport import engine_options, prepare
 
 
 class Journal:

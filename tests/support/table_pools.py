@@ -21,8 +21,8 @@ import pytest
 from sqlalchemy import Connection, Engine, MetaData, Table, create_engine, delete, select, text
 
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store.api import engine_options, prepare
 from airflow_delayed.store.schema import VERSION, Tables, store_tables
-from airflow_delayed.store.transport import engine_options, prepare
 from support.servers import SERVERS
 
 #: What tells whether a test has changed a table: its columns, indexes and constraints, each with the table's name.

@@ -53,7 +53,7 @@ def test_what_airflow_imports_when_it_starts_loads_no_client(fresh):
 
 def test_a_store_can_be_filled_without_airflow():
     """As Spark's executors do."""
-    modules = ("api", "transport", "enqueue", "schema", "engine", "setup", "dialects")
+    modules = ("api", "enqueue", "schema", "engine", "setup", "dialects")
     assert "airflow" not in loaded_by("import " + ", ".join(f"airflow_delayed.store.{name}" for name in modules))
 
 

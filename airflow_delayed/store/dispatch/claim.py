@@ -45,7 +45,7 @@ from sqlalchemy.exc import IntegrityError
 
 from airflow_delayed.clock import next_sleep
 from airflow_delayed.message import EPOCH
-from airflow_delayed.store import leases
+from airflow_delayed.store import remembered_ids
 from airflow_delayed.store.bulk import Place, own_place
 from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import dialect_of
@@ -172,11 +172,11 @@ def claim_due(
         rows.sort(key=_TIME)
         return rows
     rows = lock_due(connection, tables, request, now)
-    leases.record(
+    remembered_ids.record(
         connection,
         tables,
         rows,
-        leases.DISPATCHED,
+        remembered_ids.DISPATCHED,
         now,
         dispatcher=dispatcher,
         until=until,
@@ -199,7 +199,7 @@ def lock_due(connection: Connection, tables: Tables, request: ClaimRequest, now:
             break
         time.sleep(next_sleep(looks, first=_FIRST_SLEEP, longest=_LONGEST_SLEEP))
     # another dispatcher may have committed its leases after the first statement
-    taken = leases.in_flight(connection, tables, [row["Id"] for row in rows], now)
+    taken = remembered_ids.in_flight(connection, tables, [row["Id"] for row in rows], now)
     rows = _within([row for row in rows if row["Id"] not in taken], request.most_bytes)
     _read_large(connection, tables, rows)
     return rows
@@ -369,8 +369,8 @@ def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool) -> Select[Any]
 
     rows = select(*(read(name) for name in (*_PLAIN, *_SIZES)), cast(due.c.ctid, Text))
     if alone:
-        return rows.add_cte(leases.lease_new(tables, due).cte("taken"))
-    taken = leases.lease(tables, due).cte("taken")
+        return rows.add_cte(remembered_ids.lease_new(tables, due).cte("taken"))
+    taken = remembered_ids.lease(tables, due).cte("taken")
     return rows.join_from(due, taken, taken.c.Id == due.c.Id)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_delayed.store import cancelled, filters, leases, pauses
+from airflow_delayed.store import cancelled, pauses, remembered_ids, runs
 from airflow_delayed.store.database import IDS
 from airflow_delayed.store.dispatch.limits import Activity
 from airflow_delayed.store.dispatch.repository import DispatchRepository
@@ -69,7 +69,7 @@ class Pruner:
             before, counted = counted, dispatched()
             self._left += counted - before
             if self._left >= IDS and (not ended or nothing_due()):
-                count = self._forget(leases.forget_old_ids)
+                count = self._forget(remembered_ids.forget_old_ids)
                 forgotten += count
                 # fewer than a transaction may have: no more are old
                 self._left = self._left - count if count == IDS else 0
@@ -86,9 +86,9 @@ class Pruner:
         self._allowed_at = now
         self._left += ALLOWANCE
         for _ in range(RUN_TRANSACTIONS):
-            if self._forget(filters.forget_runs) < filters.RUNS_FORGOTTEN:
+            if self._forget(runs.forget) < runs.RUNS_FORGOTTEN:
                 break
-        for forget in (forget_cancelled, leases.forget_old_marks):
+        for forget in (forget_cancelled, remembered_ids.forget_old_marks):
             for _ in range(BY_TIME_TRANSACTIONS):
                 if self._forget(forget) < IDS:
                     break

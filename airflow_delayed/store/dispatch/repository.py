@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine
 
 from airflow_delayed.clock import Backoff
 from airflow_delayed.errors import DelayedError, TopologyError
-from airflow_delayed.store import leases
+from airflow_delayed.store import remembered_ids
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch import claim, settle
 from airflow_delayed.store.dispatch.limits import Activity, Breaker, RateBreaker, RateLimit
@@ -311,7 +311,9 @@ class DispatchRepository:
                 outcome = batch.outcome or BatchOutcome(released=list(batch.rows))
                 if batch.doubt or batch.lease_lost or self.monotonic() >= batch.deadline:
                     # messages that were settled before have no lease any more
-                    outcome = outcome.only(leases.still_claimed(connection, self.tables, batch.rows, batch.holder))
+                    outcome = outcome.only(
+                        remembered_ids.still_claimed(connection, self.tables, batch.rows, batch.holder)
+                    )
                 outcomes[batch.holder] = outcome
             settle.write_outcomes(connection, self.tables, outcomes, now)
             if not limit:
@@ -426,7 +428,7 @@ class DispatchRepository:
         with self._answered("renewing leases"), self._engine.begin() as connection:
             now = self._database_time(connection)
             until = now + self._lease
-            renewed = leases.renew(connection, self.tables, batch.ids, batch.holder, until, now)
+            renewed = remembered_ids.renew(connection, self.tables, batch.ids, batch.holder, until, now)
         if renewed < len(batch.rows):
             batch.lease_lost = True
         else:

@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningDelete
 
-from airflow_delayed.store import bulk, leases
+from airflow_delayed.store import bulk, remembered_ids
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.records import remove_rows
@@ -117,7 +117,8 @@ class BatchOutcome:
 def write_outcomes(connection: Connection, tables: Tables, outcomes: Mapping[str, BatchOutcome], now: datetime) -> None:
     """Write the outcomes of messages of which a dispatcher has leases.
 
-    Where a lease may have ended, pass only messages that :func:`airflow_delayed.store.leases.still_claimed` returns.
+    Where a lease may have ended, pass only messages that
+    :func:`airflow_delayed.store.remembered_ids.still_claimed` returns.
 
     :param outcomes: by the name under which each batch is leased.
     """
@@ -126,20 +127,23 @@ def write_outcomes(connection: Connection, tables: Tables, outcomes: Mapping[str
     for holder, outcome in outcomes.items():
         for ids in slices(sorted(row["Id"] for row in outcome.dead_lettered)):
             leased = dialect_of(connection).update_rows(tables.past, ids).where(tables.past.c.Dispatcher == holder)
-            connection.execute(leased.values(Outcome=leases.DEAD_LETTERED))
+            connection.execute(leased.values(Outcome=remembered_ids.DEAD_LETTERED))
         _note_failures(connection, tables, outcome, now)
-        leases.release(connection, tables, [row["Id"] for row in outcome.others], holder)
+        remembered_ids.release(connection, tables, [row["Id"] for row in outcome.others], holder)
 
 
 def write_delivered(
     connection: Connection, tables: Tables, outcome: BatchOutcome, dispatcher: str, now: datetime
 ) -> None:
     """Write the outcomes of messages that this transaction has locked and delivered."""
-    for rows, what in ((outcome.delivered, leases.DISPATCHED), (outcome.dead_lettered, leases.DEAD_LETTERED)):
-        leases.record(connection, tables, rows, what, now, dispatcher=dispatcher)
+    for rows, what in (
+        (outcome.delivered, remembered_ids.DISPATCHED),
+        (outcome.dead_lettered, remembered_ids.DEAD_LETTERED),
+    ):
+        remembered_ids.record(connection, tables, rows, what, now, dispatcher=dispatcher)
     remove(connection, tables, outcome.removed)
     _note_failures(connection, tables, outcome, now)
-    leases.forget(connection, tables, sorted(row["Id"] for row in outcome.others))
+    remembered_ids.forget(connection, tables, sorted(row["Id"] for row in outcome.others))
 
 
 def _note_failures(connection: Connection, tables: Tables, outcome: BatchOutcome, now: datetime) -> None:

@@ -1,4 +1,4 @@
-"""Leases and remembered ids: the table ``_past``. A lease says which dispatcher has claimed a message, until when.
+"""Remembered ids and leases: the table ``_past``. A lease says which dispatcher has claimed a message, until when.
 
 The rows before :data:`FIRST_ID` are marks, such as those of escalations, and no ids of messages: who reads, counts or
 forgets ids leaves them out.
@@ -6,7 +6,7 @@ forgets ids leaves them out.
 Each function works within the caller's transaction. A caller that delivers or changes a message locks its row first
 (such as :func:`lock_messages`) and looks for a lease in a second statement (:func:`in_flight`): only that one sees
 leases that were committed since the first began. A caller that adds an id inserts it first, and then calls
-:func:`remembered`.
+:func:`find`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def in_flight(connection: Connection, tables: Tables, ids: Sequence[str], now: d
     return found
 
 
-def remembered(connection: Connection, tables: Tables, ids: Sequence[str]) -> dict[str, tuple[bytes | None, str]]:
+def find(connection: Connection, tables: Tables, ids: Sequence[str]) -> dict[str, tuple[bytes | None, str]]:
     """Return digest and outcome of the ids that are remembered or have a lease."""
     past, found, dialect = tables.past, {}, dialect_of(connection)
     for some in dialect.portions(ids):
