@@ -17,6 +17,7 @@ from typing import Any
 
 from airflow_delayed.clock import utcnow as utcnow
 from airflow_delayed.errors import InvalidMessage, NaiveTime, short
+from airflow_delayed.fields import FIELD_NAMES
 
 UTC = timezone.utc
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -153,11 +154,11 @@ def traced_headers(message: DelayedMessage, *, nservicebus: bool = False) -> Map
 def unchecked(size: int, **fields: Iterable[Any]) -> list[DelayedMessage]:
     """Return messages from columns whose values were checked by these rules already, in a quarter of the time.
 
-    :param fields: every field of DelayedMessage: its values, of the types that the fields have, due times in UTC. Only
-        ``trace`` may be left out.
+    :param fields: the fields of DelayedMessage: their values, of the types that the fields have, due times in UTC. Only
+        optional fields may be left out.
     """
     messages: list[DelayedMessage] = list(map(object.__new__, repeat(DelayedMessage, size)))
-    for name, values in {"trace": repeat(None), **fields}.items():
+    for name, values in {**dict.fromkeys((*FIELD_NAMES, "trace"), repeat(None)), **fields}.items():
         # a slot's own setter, called for all messages without a step of Python's in between
         put = getattr(DelayedMessage, name).__set__
         deque(map(put, messages, values), maxlen=0)

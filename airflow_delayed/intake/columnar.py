@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from airflow_delayed.delivery import BatchBounds
 from airflow_delayed.errors import InvalidMessage
+from airflow_delayed.fields import FIELD_MOMENTS, FIELD_NAMES
 from airflow_delayed.identity import (
     content_digest,
     content_digests,
@@ -51,7 +52,9 @@ from airflow_delayed.message import (
 
 _PRINTABLE = bytes(range(ord("!"), ord("~") + 1))
 #: Columns that are not read by columns when they come from a folder's name, and so as text.
-_NO_TEXT = ("value", "body", "due_at", "delay_seconds", "spread_seconds", "headers", "expires_at", "message_id")
+_NO_TEXT = ("value", "body", "due_at", "delay_seconds", "spread_seconds", "headers", "message_id", *FIELD_MOMENTS)
+#: Optional fields that are not read by columns.
+_BY_ROW = {*FIELD_NAMES} - {"tag", "expires_at"}
 
 
 class ColumnarReader:
@@ -67,16 +70,17 @@ class ColumnarReader:
                 due_at=rules.due_at or rules.anchor or EPOCH,
                 message_id="-" if rules.message_id is None else rules.message_id,
                 headers=rules.headers,
-                tag=rules.tag,
+                tag=rules.optional.get("tag"),
             )
             self._anchor = None if rules.anchor is None else microseconds(rules.anchor)
             self._due = None if rules.due_at is None else microseconds(given.due_at)
             self._spread = rules.spread // timedelta(microseconds=1)
-            self._expires = None if rules.expires_at is None else microseconds(rules.expires_at)
+            expires_at = rules.optional.get("expires_at")
+            self._expires = None if expires_at is None else microseconds(expires_at)
         except (InvalidMessage, TypeError):
             self._usual = False
         else:
-            self._usual = True
+            self._usual = all(rules.optional.get(name) is None for name in _BY_ROW)
         self._zone_is_utc = rules.zone is not None and rules.zone.key == "UTC"
 
     def check(self, batch: RowBatch) -> ColumnarRows | None:
@@ -100,6 +104,8 @@ class ColumnarReader:
             columns.setdefault(name, pa.nulls(batch.size) if value is None else pa.repeat(value, batch.size))
         # a column without a type has no values
         columns = {name: column for name, column in columns.items() if name not in _OPTIONAL or not _empty(column)}
+        if _BY_ROW & columns.keys():
+            raise Unusual
         due = self._dues(columns)
         rows = ColumnarRows(
             size=batch.size,
@@ -151,7 +157,7 @@ class ColumnarReader:
         return texts
 
     def _tags(self, columns: dict[str, Any]) -> pa.Array | str | None:
-        given = self._rules.tag
+        given = self._rules.optional.get("tag")
         if "tag" not in columns:
             return given
         texts = arrow.texts(columns["tag"])
@@ -221,7 +227,7 @@ def _first(due: pa.Array | None, after: pa.Array) -> pa.Array:
 
 
 #: Columns that may as well be missing.
-_OPTIONAL = ("destination", "due_at", "delay_seconds", "spread_seconds", "headers", "tag", "expires_at", "timezone")
+_OPTIONAL = ("destination", "due_at", "delay_seconds", "spread_seconds", "headers", "timezone", *FIELD_NAMES)
 
 
 def _empty(column: pa.Array) -> bool:
@@ -328,8 +334,7 @@ class ColumnarRows:
             self.due_us.to_pylist(),
             self._headers(),
             self.bodies.to_pylist(),
-            _values(self.tags, self.size),
-            _values(self.expires_us, self.size),
+            zip(_values(self.tags, self.size), self._expiries(), strict=True),
             repeat(scope),
         )
         return list(map(content_digest, *columns))

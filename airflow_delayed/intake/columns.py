@@ -11,6 +11,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from airflow_delayed.errors import UnsupportedColumns, some
+from airflow_delayed.fields import FIELD_NAMES, FIELDS
 from airflow_delayed.message import DelayedMessage
 
 #: Most headers of a row. Brokers take fewer: SQS ten, RabbitMQ what a frame of 128 KiB holds.
@@ -35,8 +36,7 @@ COLUMNS: Mapping[str, str] = {
     "spread_seconds": "a number",
     "headers": "a map of text to text",
     "message_id": "text",
-    "tag": "text",
-    "expires_at": "a timestamp",
+    **{one.name: one.wanted for one in FIELDS},
     "timezone": "text",
 }
 
@@ -157,8 +157,7 @@ def row_of(message: DelayedMessage) -> dict[str, object]:
         "due_at": message.due_at,
         "headers": dict(message.headers),
         "message_id": message.message_id,
-        "tag": message.tag,
-        "expires_at": message.expires_at,
+        **{name: getattr(message, name) for name in FIELD_NAMES},
     }
     return {name: value for name, value in row.items() if value is not None}
 
@@ -242,6 +241,7 @@ class RowRules:
     :param delay_from: the column that a row's relative delay counts from, in place of ``anchor``; ``delay`` is then the
         delay of rows without a due time or a delay of their own.
     :param scope: identifies the run, in ids that are made from content.
+    :param optional: by the name of an optional field (:data:`airflow_delayed.fields.FIELDS`); a time is aware.
     :param spread: a message is due within so long after its time, by a hash of its id.
     :param zone: the time zone of times without an offset, in rows without a ``timezone`` of their own; without either
         they are an error.
@@ -256,7 +256,6 @@ class RowRules:
     headers: Mapping[str, str] = field(default_factory=dict)
     message_id: str | None = None
     id_columns: tuple[str, ...] = ()
-    tag: str | None = None
-    expires_at: datetime | None = None
+    optional: Mapping[str, Any] = field(default_factory=dict)
     spread: timedelta = timedelta(0)
     zone: ZoneInfo | None = None

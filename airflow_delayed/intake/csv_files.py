@@ -13,6 +13,7 @@ import pyarrow.csv as pcsv
 
 from airflow_delayed.addresses import without_secrets
 from airflow_delayed.errors import InvalidMessage, SourceError, short
+from airflow_delayed.fields import FIELD_MOMENTS
 from airflow_delayed.intake.arrow import ArrowColumns, to_batch
 from airflow_delayed.intake.columns import BATCH_ROWS, ColumnRules, RowBatch, check_names
 from airflow_delayed.intake.files import MAX_LINE, FileSource, SourceFile, unpacked
@@ -20,7 +21,7 @@ from airflow_delayed.intake.produced import headers_of_text, typed
 
 #: The longest line of columns' names, in bytes: as Python's objects it is thirty times as large.
 MAX_FIRST_LINE = 1024 * 1024
-_TIMES = ("due_at", "expires_at")
+_TIMES = ("due_at", *FIELD_MOMENTS)
 _NUMBERS = ("delay_seconds", "spread_seconds")
 #: Columns that are read value by value.
 _READ = (*_NUMBERS, "headers")

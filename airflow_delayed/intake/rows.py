@@ -15,9 +15,19 @@ from zoneinfo import ZoneInfo
 
 from airflow_delayed.clock import Shift, resolve, zone
 from airflow_delayed.errors import InputError, InvalidMessage, NaiveTime, short
+from airflow_delayed.fields import FIELD_MOMENTS, FIELD_NAMES
 from airflow_delayed.identity import content_digest, key_id, spread_id, spread_offset
 from airflow_delayed.intake.columns import MAX_HEADERS, NULL_ID, RowBatch, RowRules, TooManyHeaders
-from airflow_delayed.message import DelayedMessage, check_text, delay_of, due_after, microseconds, parse_time, utc
+from airflow_delayed.message import (
+    MICROSECOND,
+    DelayedMessage,
+    check_text,
+    delay_of,
+    due_after,
+    microseconds,
+    parse_time,
+    utc,
+)
 
 if TYPE_CHECKING:
     from airflow_delayed.intake.columnar import ColumnarReader, ColumnarRows
@@ -26,8 +36,9 @@ if TYPE_CHECKING:
 #: How deep lists and dictionaries may be nested. Python's recursion limit depends on how deep the caller already is, so
 #: without a limit of ours the same row could pass the preflight and fail in the send.
 MAX_DEPTH = 200
-MICROSECOND = timedelta(microseconds=1)
 TOO_DEEP = f"has lists or dictionaries nested more than {MAX_DEPTH} deep; send it as text, or make it flatter"
+#: The optional fields of a row that has none.
+_NOTHING = (None,) * len(FIELD_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,7 @@ class RowReader:
         self.rules = rules
         self.shifts = Shifts()
         self._checks: ColumnarReader | None = None
+        self._for_all = {name: rules.optional.get(name) for name in FIELD_NAMES}
 
     def read(self, batch: RowBatch) -> Iterator[DelayedMessage | Problem]:
         """Yield, for each row in its order, a message or a problem."""
@@ -96,8 +108,7 @@ class RowReader:
             column("spread_seconds"),
             column("headers"),
             column("message_id"),
-            column("tag"),
-            column("expires_at"),
+            zip(*map(column, FIELD_NAMES), strict=True),
             column("timezone"),
             column(self.rules.delay_from) if self.rules.delay_from else repeat(None, batch.size),
             keys,
@@ -105,7 +116,7 @@ class RowReader:
         )
         broken = batch.broken
         for index, row in enumerate(rows):
-            value, body, destination, due, delay, spread, headers, message_id, tag, expires, where, since, key = row
+            value, body, destination, due, delay, spread, headers, message_id, optional, where, since, key = row
             if broken and index in broken:
                 yield Problem(batch.place(index), *broken[index], batch.row(index))
                 continue
@@ -114,7 +125,7 @@ class RowReader:
                     raise InvalidMessage("message_id", NULL_ID)
                 content = body if value is None else value
                 yield self._message(
-                    content, destination, due, delay, spread, headers, message_id, tag, expires, where, since, key
+                    content, destination, due, delay, spread, headers, message_id, optional, where, since, key
                 )
             except InvalidMessage as error:
                 name = error.column
@@ -131,8 +142,7 @@ class RowReader:
         spread: object,
         headers: object,
         message_id: Any,
-        tag: Any,
-        expires: object,
+        optional: tuple[object, ...],
         where: object,
         since: object,
         key: tuple[object, ...] | None,
@@ -147,8 +157,7 @@ class RowReader:
         due_at = self._due(due, delay, where, since)
         span = rules.spread if spread is None else _span(spread)
         all_headers = {**rules.headers, **headers_of(headers)} if headers is not None else rules.headers
-        tag = rules.tag if tag is None else tag
-        expires_at = rules.expires_at if expires is None else self._moment("expires_at", expires, where)
+        fields = self._optional(optional, where)
         if key is not None:
             message_id = key_id(rules.id_columns, self._key(key, where))
         elif message_id is None:
@@ -160,12 +169,11 @@ class RowReader:
                     microseconds(due_at),
                     all_headers,
                     body,
-                    tag,
-                    None if expires_at is None else microseconds(expires_at),
+                    fields.values(),
                     rules.scope,
                 )
                 message_id = spread_id(digest, span // MICROSECOND) if span else digest.hex()
-            except (AttributeError, TypeError, UnicodeEncodeError):
+            except (AttributeError, TypeError, UnicodeEncodeError, InvalidMessage):
                 # no id can be made of a field of a wrong type; DelayedMessage refuses the row and names the field
                 message_id = "-"
         message = DelayedMessage(
@@ -174,10 +182,22 @@ class RowReader:
             due_at=due_at,
             message_id=message_id,
             headers=all_headers,
-            tag=tag,
-            expires_at=expires_at,
+            **fields,
         )
         return message if not span else _moved(message, span, "spread" if spread is None else "spread_seconds")
+
+    def _optional(self, values: tuple[object, ...], where: object) -> dict[str, Any]:
+        """Return the optional fields by name.
+
+        :param values: of one row.
+        """
+        if values == _NOTHING:
+            return self._for_all
+        found = self._for_all.copy()
+        for name, value in zip(FIELD_NAMES, values, strict=True):
+            if value is not None:
+                found[name] = self._moment(name, value, where) if name in FIELD_MOMENTS else value
+        return found
 
     def _due(self, due: object, delay: object, where: object, since: object) -> datetime:
         if delay is not None:

@@ -10,9 +10,9 @@ from urllib.parse import quote
 from uuid import UUID
 
 from airflow_delayed.errors import InvalidMessage
+from airflow_delayed.fields import MAX_TAG
 from airflow_delayed.identity import NOTIFIER, Origin, key_id
 from airflow_delayed.message import EPOCH, from_microseconds, parse_moment, utcnow
-from airflow_delayed.store.policy import MAX_TAG
 
 if TYPE_CHECKING:
     from airflow_delayed.store.api import RunAttempt, RunFailure

@@ -19,6 +19,7 @@ from airflow_delayed.clock import pause
 from airflow_delayed.compat import AirflowFailException, AirflowSkipException, TaskDeferred, conf
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import DestinationMissing, InputError, Interrupted, TopologyError
+from airflow_delayed.fields import FIELD_NAMES
 from airflow_delayed.identity import scope_of
 from airflow_delayed.intake.rows import RowReader
 from airflow_delayed.intake.spool import Spool
@@ -181,7 +182,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             "due_at",
             "headers",
         ),
-        *("message_id", "id_columns", "tag", "expires_at", "timezone", "rejects", "topology", "routing", "envelope"),
+        *("message_id", "id_columns", *FIELD_NAMES, "timezone", "rejects", "topology", "routing", "envelope"),
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"headers": "json", "id_columns": "json"}
     operator_extra_links = (StoredMessagesLink(),)

@@ -22,6 +22,7 @@ from airflow_delayed.clock import resolve, zone
 from airflow_delayed.compat import KEEPS_STATE, AirflowSkipException, NeedsAirflow
 from airflow_delayed.delivery import DelayStore, delivery_for, store_for
 from airflow_delayed.errors import InputError, InvalidMessage, SourceError
+from airflow_delayed.fields import FIELD_MOMENTS, FIELD_NAMES
 from airflow_delayed.identity import Origin, scope_of
 from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.intake.sources import ListSource, Rejects, Source
@@ -420,8 +421,7 @@ class SendArguments(CommonArguments):
             headers=self.header_texts(),
             message_id=self.message_id,
             id_columns=self.id_column_names(),
-            tag=self.tag,
-            expires_at=moment_of("expires_at", self.expires_at, self.timezone),
+            optional=self._optional(),
             spread=cast(timedelta, self.spread or timedelta(0)),
             zone=None if self.timezone is None else zone(self.timezone),
         )
@@ -432,6 +432,11 @@ class SendArguments(CommonArguments):
             ignore_others=self.unknown_columns == "ignore",
         )
         return wanted, rules
+
+    def _optional(self) -> dict[str, Any]:
+        """Return the optional fields of all messages, by name."""
+        values = {name: getattr(self, name) for name in FIELD_NAMES}
+        return values | {name: moment_of(name, values[name], self.timezone) for name in FIELD_MOMENTS}
 
     def capped_lead(self, route: Route, log: Log) -> timedelta:
         """Return the lead that the transport's own delay can make up for; there must be one."""

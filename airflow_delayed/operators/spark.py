@@ -23,6 +23,7 @@ from airflow_delayed.addresses import is_secret, parse, secrets_of, shown, witho
 from airflow_delayed.compat import AirflowFailException
 from airflow_delayed.delivery import Clock, Delivery, TopologyReport
 from airflow_delayed.errors import DelayedError, InputError, MissingExtra, SourceError, TransportUnavailable
+from airflow_delayed.fields import FIELD_NAMES
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import delay_of, parse_moment, utcnow
 from airflow_delayed.operators import reporting
@@ -49,12 +50,12 @@ if TYPE_CHECKING:
 
 #: Parameters that are options of the sending by the same name, as they are.
 _SAME = (
-    *("destination", "tag", "timezone", "past_due", "unknown_columns", "topology", "routing", "envelope"),
-    *("batch_rows", "window", "due_at", "expires_at", "spread", "hold_over", "max_past", "max_future"),
+    *("destination", *FIELD_NAMES, "timezone", "past_due", "unknown_columns", "topology", "routing", "envelope"),
+    *("batch_rows", "window", "due_at", "spread", "hold_over", "max_past", "max_future"),
 )
 
 #: Parameters of a stream that stand in its messages.
-_UNTEMPLATED = ("destination", "delay", "due_at", "headers", "tag", "expires_at")
+_UNTEMPLATED = ("destination", "delay", "due_at", "headers", *FIELD_NAMES)
 
 #: A secret in the middle of an option's value, such as a connection string.
 _PARAMETER = re.compile(
@@ -362,7 +363,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     template_fields: Sequence[str] = (
         *(name for name in SparkSubmitOperator.template_fields if name not in ("application", "application_args")),
         *("conn_id", "store_conn_id", "table", "source", "source_schema", "source_options", "query", "destination"),
-        *("delay", "delay_from", "due_at", "headers", "id_columns", "tag", "expires_at", "timezone", "on_conflict"),
+        *("delay", "delay_from", "due_at", "headers", "id_columns", *FIELD_NAMES, "timezone", "on_conflict"),
         *("topology", "routing", "envelope", "manifest", "attempts", "checkpoint", "rejects"),
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {

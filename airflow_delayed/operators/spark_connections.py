@@ -17,7 +17,7 @@ from typing import Any
 from airflow.sdk import BaseHook
 from airflow.sdk.log import mask_secret
 
-from airflow_delayed.spark.connections import FIELDS, VARIABLES
+from airflow_delayed.spark.connections import CONNECTION_FIELDS, VARIABLES
 
 #: The files' names, by which executors find them where Spark distributes them.
 FILE = "delayed-connections.json"
@@ -65,7 +65,7 @@ def _private_file(name: str, content: Mapping[str, Any]) -> Iterator[str]:
 
 def _plain(conn_id: str) -> dict[str, Any]:
     connection = BaseHook.get_connection(conn_id)
-    fields = {name: getattr(connection, name) for name in FIELDS} | {"extra": connection.extra_dejson}
+    fields = {name: getattr(connection, name) for name in CONNECTION_FIELDS} | {"extra": connection.extra_dejson}
     secrets: Any = {"password": connection.password, "extra": connection.extra_dejson}
     for form in (secrets, _in_json(secrets)):
         # of an extra the values whose names sound like secrets

@@ -29,7 +29,7 @@ VARIABLES = ("DELAYED_CONN_", "AIRFLOW_CONN_")
 #: The environment variable with the path of the file, where no option names one.
 FILE_VARIABLE = "DELAYED_CONNECTIONS_FILE"
 #: Fields of Airflow's form that are read.
-FIELDS = ("conn_type", "host", "port", "login", "password", "schema", "extra")
+CONNECTION_FIELDS = ("conn_type", "host", "port", "login", "password", "schema", "extra")
 #: And names that are ignored.
 _IGNORED = ("conn_id", "description", "team_name")
 
@@ -123,10 +123,10 @@ def parse(conn_id: str, given: object, place: str) -> Connection:
             f'connection {conn_id!r}: {place} must have it as JSON, {{"conn_type": "rabbitmq", "host": ...}}; a URI'
             " cannot be read here"
         )
-    unknown = sorted(read.keys() - {*FIELDS, *_IGNORED})
+    unknown = sorted(read.keys() - {*CONNECTION_FIELDS, *_IGNORED})
     if unknown:
         raise InputError(f"connection {conn_id!r}: {place} has unknown fields {', '.join(unknown)}")
-    fields = {name: read[name] for name in FIELDS if read.get(name) not in (None, "")}
+    fields = {name: read[name] for name in CONNECTION_FIELDS if read.get(name) not in (None, "")}
     fields["extra"] = _object(fields.get("extra") or {})
     if fields["extra"] is None:
         raise InputError(f"connection {conn_id!r}: {place} has an extra that is no JSON object")

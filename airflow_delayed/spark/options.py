@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from airflow_delayed.clock import resolve, zone
 from airflow_delayed.errors import InputError, UnsupportedOption
+from airflow_delayed.fields import FIELD_NAMES, FIELDS
 from airflow_delayed.identity import Origin, scope_of
 from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.message import TRACEPARENT, TRACESTATE, UTC, delay_of, due_after, parse_time, utc
@@ -23,7 +24,7 @@ from airflow_delayed.store.policy import OnConflict, check_on_conflict
 #: All options, as :class:`airflow_delayed.spark.sink.DelayedDataSource` describes them.
 NAMES = (
     *("deliver", "destination", "store", "hold_over", "until_due", "on_conflict", "delay", "due_at", "headers"),
-    *("headers_file", "tag", "expires_at", "spread", "id_columns", "scope", "origin", "anchor", "began", "timezone"),
+    *("headers_file", *FIELD_NAMES, "spread", "id_columns", "scope", "origin", "anchor", "began", "timezone"),
     *("past_due", "max_past", "unknown_columns", "topology", "routing", "envelope", "batch_rows", "window"),
     *("connections", "connections_file", "attempts", "manifest", "dry_run", "traceparent", "tracestate"),
     *("delay_from", "max_future", "rejects", "invalid_rows"),
@@ -212,8 +213,9 @@ def _rules(read: _Reader, anchor: datetime | None) -> RowRules:
         due_at=due_at,
         headers=read.one("headers", headers_of) or {},
         id_columns=_names(read.given.get("id_columns", "")),
-        tag=read.given.get("tag"),
-        expires_at=read.one("expires_at", moment("expires_at")),
+        optional={
+            one.name: read.one(one.name, moment(one.name) if one.type is datetime else one.type) for one in FIELDS
+        },
         spread=read.span("spread", timedelta(0)),
         zone=where,
     )

@@ -25,6 +25,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, select
 
 from airflow_delayed.errors import InvalidMessage
+from airflow_delayed.fields import FIELD_COLUMNS
 from airflow_delayed.identity import key_id
 from airflow_delayed.message import EPOCH, DelayedMessage, parse_moment
 from airflow_delayed.store import remembered_ids
@@ -44,7 +45,7 @@ HEADER = "airflow-escalation"
 NAMED_FAILURES, MAX_HEADER = 10, 8000
 
 #: The columns of a message that a change of its content reads.
-_CONTENT = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt", "DeliverConnId")
+_CONTENT = ("Id", "Destination", "State", "Time", "Headers", *FIELD_COLUMNS.values(), "DeliverConnId")
 _TIMES = ("started_at", "run_after", "failed_at")
 
 

@@ -19,7 +19,6 @@ from airflow_delayed.provider_info import LOOKAHEAD, REMEMBER
 
 #: Characters of a destination and of a tag that a store keeps.
 MAX_DESTINATION = 200
-MAX_TAG = 250
 #: Bytes of a destination that is a table: PostgreSQL cuts longer names.
 MAX_QUEUE_NAME = 63
 

@@ -11,40 +11,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, func, null, select
 
 from airflow_delayed.delivery import BatchBounds
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
+from airflow_delayed.fields import FIELD_COLUMNS, FIELD_NAMES, FIELDS, MAX_TAG
 from airflow_delayed.identity import Origin, digest_of
 from airflow_delayed.message import DelayedMessage, check_text, from_microseconds, microseconds
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import NoTime
 from airflow_delayed.store.filters import MessageState, Where, claimed_until, failed_state, state_of
-from airflow_delayed.store.policy import MAX_DESTINATION, MAX_QUEUE_NAME, MAX_TAG
+from airflow_delayed.store.policy import MAX_DESTINATION, MAX_QUEUE_NAME
 from airflow_delayed.store.schema import MAX_BODY, MAX_HEADER_BYTES, Tables
 
-#: ``json.dumps`` would make an encoder for each message.
 #: The name in the JSON of the column Headers under which the headers of the trace are. No header has an empty name, so
 #: no user's header is there.
 _TRACE = ""
+#: ``json.dumps`` would make an encoder for each message.
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 #: The columns that a list reads, of the tables of messages and of failed messages.
 SHOWN = (
+    *FIELD_COLUMNS.values(),
     "Id",
     "Destination",
     "Time",
     "DeliverConnId",
-    "Tag",
-    "ExpiresAt",
     "RetryCount",
     "StoredAt",
     "NextTry",
     "LastError",
     "ReplacedAt",
 )
+_COLUMNS = tuple(FIELD_COLUMNS.values())
+_optional, _columns = attrgetter(*FIELD_NAMES), itemgetter(*_COLUMNS)
+#: Optional fields that are texts, and their most characters.
+_TEXTS = [(field.name, field.length) for field in FIELDS if field.type is str]
 #: Headers of more bytes are not read.
 SHOWN_HEADERS = 1_000_000
 
@@ -158,8 +163,6 @@ def stored(row: Sequence[Any], where: Where, now: datetime, origin: Origin | Non
         destination,
         due_at,
         deliver_conn_id,
-        tag,
-        expires_at,
         retry_count,
         stored_at,
         next_try,
@@ -168,11 +171,12 @@ def stored(row: Sequence[Any], where: Where, now: datetime, origin: Origin | Non
         stands,
         failed_at,
         *of_run,
-    ) = row
+    ) = row[len(FIELD_NAMES) :]
+    optional = dict(zip(FIELD_NAMES, row, strict=False))
     if where == "failed":
         state = failed_state(stands)
     else:
-        timed = {"Time": due_at, "ExpiresAt": expires_at, "NextTry": next_try, "ClaimedUntil": stands}
+        timed = {"Time": due_at, "ExpiresAt": optional["expires_at"], "NextTry": next_try, "ClaimedUntil": stands}
         state = state_of({**timed, "RetryCount": retry_count}, now)
     # a message that stays in the store until it is due has its first try then
     until_due = next_try == due_at and not retry_count
@@ -182,8 +186,7 @@ def stored(row: Sequence[Any], where: Where, now: datetime, origin: Origin | Non
         due_at=due_at,
         state=state,
         deliver_conn_id=deliver_conn_id,
-        tag=tag,
-        expires_at=expires_at,
+        **optional,
         retry_count=retry_count,
         next_try=None if until_due else next_try,
         until_due=until_due,
@@ -275,8 +278,9 @@ def check_limits(message: DelayedMessage) -> None:
     :raises InvalidMessage: destination or tag has a null character.
     """
     _check_text("destination", message.destination, MAX_DESTINATION)
-    if message.tag is not None:
-        _check_text("tag", message.tag, MAX_TAG)
+    for name, length in _TEXTS:
+        if (text := getattr(message, name)) is not None:
+            _check_text(name, text, length)
     _check_size("body", message.body, MAX_BODY)
 
 
@@ -327,12 +331,12 @@ def to_row(message: DelayedMessage, deliver_conn_id: str | None, run: int | None
     :raises LimitExceeded: the message does not fit.
     """
     check_limits(message)
-    headers = _JSON(dict(message.headers)).encode()
+    headers = _JSON(dict(message.headers)).encode() if message.headers else b"{}"
     _check_size("headers", headers, MAX_HEADER_BYTES)
     if message.trace:
         traced = _JSON({**message.headers, _TRACE: dict(message.trace)}).encode()
         headers = traced if len(traced) <= MAX_HEADER_BYTES else headers
-    return {
+    row = {
         "Id": message.message_id,
         "Destination": message.destination,
         "State": message.body,
@@ -340,11 +344,11 @@ def to_row(message: DelayedMessage, deliver_conn_id: str | None, run: int | None
         "Headers": headers,
         "RetryCount": 0,
         "DeliverConnId": deliver_conn_id,
-        "Tag": message.tag,
-        "ExpiresAt": message.expires_at,
         "Digest": digest_of(message),
         "Run": run,
     }
+    row.update(zip(_COLUMNS, _optional(message), strict=True))
+    return row
 
 
 #: The reason of a row that cannot be read.
@@ -392,8 +396,7 @@ def to_message(row: Mapping[str, Any]) -> DelayedMessage:
         due_at=row["Time"],
         message_id=row["Id"],
         headers=headers,
-        tag=row["Tag"],
-        expires_at=row["ExpiresAt"],
+        **dict(zip(FIELD_NAMES, _columns(row), strict=True)),
         trace=trace,
     )
 

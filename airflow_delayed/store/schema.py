@@ -57,7 +57,7 @@ The names of the other tables begin with the name of the table of messages:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -77,11 +77,12 @@ from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql.elements import quoted_name
 from sqlalchemy.types import DateTime, TypeDecorator, TypeEngine
 
+from airflow_delayed.fields import FIELDS, MAX_TAG, MessageField
 from airflow_delayed.identity import MAX_NAME
 from airflow_delayed.message import UTC
 from airflow_delayed.store.database import FRACTION, LONG_TEXT, NUMBER, PARTIAL_INDEXES, Dialect, bytes_type
 from airflow_delayed.store.dialects import dialect_for
-from airflow_delayed.store.policy import MAX_DESTINATION, MAX_TAG
+from airflow_delayed.store.policy import MAX_DESTINATION
 
 TABLE = "delayed_messages"
 
@@ -354,8 +355,7 @@ def _message_columns() -> list[Column[Any]]:
         _column("Headers", bytes_type(), nullable=False),
         _column("RetryCount", Integer(), nullable=False, server_default=text("0")),
         _column("DeliverConnId", text_column(MAX_CONN_ID)),
-        _column("Tag", text_column(MAX_TAG)),
-        _column("ExpiresAt", UtcTime()),
+        *(_column(one.column, _field_type(one)) for one in FIELDS),
         _column("Digest", bytes_type(16)),
         _column("StoredAt", UtcTime()),
         _column("NextTry", UtcTime()),
@@ -363,6 +363,11 @@ def _message_columns() -> list[Column[Any]]:
         _column("Run", NUMBER),
         _column("ReplacedAt", UtcTime()),
     ]
+
+
+def _field_type(field: MessageField) -> TypeEngine[Any]:
+    types: Mapping[type, TypeEngine[Any]] = {str: text_column(field.length), int: NUMBER, datetime: UtcTime()}
+    return types[field.type]
 
 
 def _column(name: str, kind: TypeEngine[Any], **options: Any) -> Column[Any]:

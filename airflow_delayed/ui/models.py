@@ -14,6 +14,7 @@ from unicodedata import category
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from airflow_delayed.delivery import Finding
+from airflow_delayed.fields import MAX_TAG
 from airflow_delayed.identity import MAX_NAME, SentBy
 from airflow_delayed.store.api import (
     DISPATCHED,
@@ -27,7 +28,7 @@ from airflow_delayed.store.api import (
     StoreCounts,
     check_token,
 )
-from airflow_delayed.store.policy import MAX_DESTINATION, MAX_TAG
+from airflow_delayed.store.policy import MAX_DESTINATION
 from airflow_delayed.store.records import Content, Remembered, StoredMessage, place_of
 from airflow_delayed.store.schema import MAX_ERROR, MAX_ID
 

@@ -21,13 +21,16 @@ def test_ids_stay_the_same_in_every_version():
     assert key_id(["order", "kind"], [17, "reminder"]) == "c769142903f0f964cea33aedf506c1bd"
     digest = content_digest("mail", 1_772_366_400_000_000, {"a": "1", "b": "2"}, b"hello", scope=scope_of("dag", "run"))
     assert digest.hex() == "d6fa7abaaca4a1ca1eefac8a78d5dde8"
+    ends = datetime(2026, 3, 1, 13, 0, 0, 1, tzinfo=UTC)
+    digest = content_digest("mail", 1_772_366_400_000_000, {}, b"hello", ("tag-ü", ends))
+    assert digest.hex() == "650ebdb91680dfd1a37bbf4868e97447"
 
 
 def test_order_of_headers_says_nothing():
     assert content_digest("q", 1, {"a": "1", "b": "2"}, b"") == content_digest("q", 1, {"b": "2", "a": "1"}, b"")
 
 
-BASE = {"destination": "q", "due_us": 1, "headers": {"a": "1"}, "body": b"x", "tag": None, "expires_us": None}
+BASE = {"destination": "q", "due_us": 1, "headers": {"a": "1"}, "body": b"x"}
 
 
 @pytest.mark.parametrize(
@@ -39,9 +42,9 @@ BASE = {"destination": "q", "due_us": 1, "headers": {"a": "1"}, "body": b"x", "t
         {"headers": {"b": "1"}},
         {"headers": {}},
         {"body": b"y"},
-        {"tag": "t"},
-        {"tag": ""},
-        {"expires_us": 2},
+        {"optional": ("t", None)},
+        {"optional": ("", None)},
+        {"optional": (None, NOON)},
         {"scope": scope_of("other")},
     ],
 )

@@ -23,6 +23,7 @@ from airflow_delayed.errors import (
     SendFailed,
     TransportUnavailable,
 )
+from airflow_delayed.fields import FIELD_COLUMNS
 from airflow_delayed.message import MAX_ID_LENGTH, UTC, DelayedMessage, unchecked
 from airflow_delayed.store.dispatch.settle import BatchOutcome, PlannedRetry, Row, shortened
 from airflow_delayed.store.records import to_message
@@ -41,6 +42,8 @@ TIME_OF_FAILURE = "NServiceBus.TimeOfFailure"
 _IDS = re.compile(f"(?:[!-~]{{1,{MAX_ID_LENGTH}}} )*")
 #: Messages are made together if so many, on average, have the same destination, headers and tag.
 _LEAST_ALIKE = 4
+#: The columns of optional fields that none of these messages has.
+_DIFFERING = [column for name, column in FIELD_COLUMNS.items() if name != "tag"]
 
 
 class Failure(NamedTuple):
@@ -157,7 +160,7 @@ class LazyMessages(Sequence[DelayedMessage]):
         times = [row["Time"] for row in rows]
         if {type(time) for time in times} != {datetime} or not all(time.tzinfo is UTC for time in times):
             return None
-        if not all(row["ExpiresAt"] is None for row in rows):
+        if any(row[column] is not None for column in _DIFFERING for row in rows):
             return None
         if not _IDS.fullmatch(" ".join([*(row["Id"] for row in rows), ""])):
             return None
@@ -191,7 +194,6 @@ class LazyMessages(Sequence[DelayedMessage]):
             message_id=[row["Id"] for row in rows],
             headers=[one.headers for one in like],
             tag=[one.tag for one in like],
-            expires_at=[None] * len(rows),
             trace=[one.trace for one in like],
         )
 

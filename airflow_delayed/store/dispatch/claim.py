@@ -44,6 +44,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from airflow_delayed.clock import next_sleep
+from airflow_delayed.fields import FIELD_COLUMNS, FIELD_MOMENTS
 from airflow_delayed.message import EPOCH
 from airflow_delayed.store import remembered_ids
 from airflow_delayed.store.bulk import Place, own_place
@@ -270,7 +271,7 @@ def _overlooked(connection: Connection, tables: Tables, request: ClaimRequest, n
 _LOOKS = 13
 _FIRST_SLEEP, _LONGEST_SLEEP = 0.001, 2.0
 #: Columns that a dispatcher reads.
-_PLAIN = ("Id", "Destination", "State", "Time", "Headers", "Tag", "ExpiresAt", "RetryCount", "Digest")
+_PLAIN = ("Id", "Destination", "State", "Time", "Headers", *FIELD_COLUMNS.values(), "RetryCount", "Digest")
 #: Columns of which a dispatcher only writes a copy, into the record of the id.
 _COPIED = ("Run", "DeliverConnId")
 #: The content, and its size in bytes, which is read even where the content is not.
@@ -278,7 +279,8 @@ _CONTENT, _SIZES = ("State", "Headers"), ("BodyBytes", "HeadersBytes")
 _CLAIMED = (*_PLAIN, *_COPIED, *_SIZES)
 _PLACED = (*_PLAIN, *_SIZES, "ctid")
 _TIME = itemgetter("Time")
-_TIMES, _TIMESTAMP = ("Time", "ExpiresAt"), TIMESTAMP(timezone=True)
+_TIMES = ("Time", *(FIELD_COLUMNS[name] for name in FIELD_MOMENTS))
+_TIMESTAMP = TIMESTAMP(timezone=True)
 
 
 class _ClaimForm(NamedTuple):

@@ -88,7 +88,7 @@ def test_naive_key_means_the_given_zone():
 
 
 def test_null_takes_what_is_given_for_all_rows_and_headers_join():
-    defaults = {"due_at": DUE, "tag": "all", "headers": {"a": "all", "b": "all"}}
+    defaults = {"due_at": DUE, "optional": {"tag": "all"}, "headers": {"a": "all", "b": "all"}}
     found = one({"value": "x", "destination": None, "due_at": None, "tag": None, "headers": {"a": "row"}}, **defaults)
     assert (found.destination, found.due_at, found.tag) == ("mail", DUE, "all")
     assert dict(found.headers) == {"a": "row", "b": "all"}

@@ -1,0 +1,53 @@
+"""The optional fields of a message: one description of each, from which columns, options, tables and digests follow.
+
+A message's destination, body, due time, id and headers are treated one by one wherever they occur. A further optional
+field is a line in :data:`FIELDS`, and what the line cannot say: an attribute of
+:class:`airflow_delayed.message.DelayedMessage` with its check, a parameter of the two send operators, an attribute of
+:class:`airflow_delayed.store.records.StoredMessage` and of the page's answer, the next version of a store's tables, and
+its place in the message of each transport that has one. Batches of Arrow's that have a value in it are read row by row,
+until :mod:`airflow_delayed.intake.columnar` knows the field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+#: Most characters of a tag.
+MAX_TAG = 250
+
+
+@dataclass(frozen=True, slots=True)
+class MessageField:
+    """An optional field.
+
+    :param name: of the attribute of a message, of the column of a source, of the parameter of an operator, and of
+        Spark's option.
+    :param type: of its value: ``str``, ``int``, or ``datetime``, which is aware.
+    :param column: its column in the tables of messages.
+    :param mark: a letter that begins its part of the digest, and never changes; a message without a value has no part.
+    :param length: the most characters that a store keeps of a text.
+    """
+
+    name: str
+    type: type
+    column: str
+    mark: bytes
+    length: int = 0
+
+    @property
+    def wanted(self) -> str:
+        """What the column of a source must be."""
+        return {str: "text", int: "a whole number", datetime: "a timestamp"}[self.type]
+
+
+#: In the order of their parts in the digest: a new field comes last.
+FIELDS = (
+    MessageField("tag", str, "Tag", b"g", length=MAX_TAG),
+    MessageField("expires_at", datetime, "ExpiresAt", b"e"),
+)
+FIELD_NAMES = tuple(field.name for field in FIELDS)
+#: By name.
+FIELD_COLUMNS = {field.name: field.column for field in FIELDS}
+#: The names of those that are times.
+FIELD_MOMENTS = tuple(field.name for field in FIELDS if field.type is datetime)
