@@ -7,7 +7,7 @@ connection's (:class:`TransportUnavailable`), and single messages' (:class:`Send
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 
 from airflow_delayed.reports import SendReport, TopologyReport
@@ -19,6 +19,15 @@ SHOWN = 5
 def one_line(text: str) -> str:
     """Return a text whose unprintable characters are escaped, so that it cannot end a line of a log."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Check that an argument has one of its few values.
+
+    :raises ValueError: it has another.
+    """
+    if value not in (known := tuple(choices)):
+        raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, known))}")
 
 
 def some(cases: Sequence[str], *, separator: str = "; ") -> str:

@@ -19,7 +19,7 @@ from airflow.sdk import BaseNotifier
 
 from airflow_delayed import delivery
 from airflow_delayed.compat import conf
-from airflow_delayed.errors import InputError, InvalidMessage, LimitExceeded, explained
+from airflow_delayed.errors import InputError, InvalidMessage, LimitExceeded, check_choice, explained
 from airflow_delayed.identity import key_id
 from airflow_delayed.intake.rows import body_of
 from airflow_delayed.message import DelayedMessage, check_headers, check_text, delay_of, due_after
@@ -78,8 +78,7 @@ class StoreNotifier(BaseNotifier, ABC):
                 " once, and nobody could take it back. Install the store's tables there (TopologyInstallOperator), and"
                 " let a StoreDispatchOperator run"
             )
-        if per not in get_args(Per):
-            raise ValueError(f"per={per!r} is none of {', '.join(map(repr, get_args(Per)))}")
+        check_choice("per", per, get_args(Per))
         if key is not None and (not isinstance(key, str) or not key):
             raise ValueError(f"key={key!r} must be text that is not empty, such as '{{{{ params.customer }}}}'")
         self.store_conn_id = store_conn_id

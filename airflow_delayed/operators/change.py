@@ -16,7 +16,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_delayed.compat import AirflowException, AirflowFailException
 from airflow_delayed.criteria import UNSET, Unset, passed
-from airflow_delayed.errors import InputError, UnsupportedConnection, some
+from airflow_delayed.errors import InputError, UnsupportedConnection, check_choice, some
 from airflow_delayed.identity import SentBy
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.message import delay_of, due_after, parse_moment
@@ -200,8 +200,7 @@ class ChangeOperator(SelectsMessages, BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if on_missing not in ("warn", "fail", "ignore"):
-            raise ValueError(f"on_missing={on_missing!r} is none of 'warn', 'fail', 'ignore'")
+        check_choice("on_missing", on_missing, ("warn", "fail", "ignore"))
         self.store_conn_id = store_conn_id
         self.select(
             ids=ids,

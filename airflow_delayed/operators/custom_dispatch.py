@@ -115,7 +115,7 @@ class CustomStoreDispatchOperator(BaseOperator):
             metrics.count_report(self.name, self.conn_id, error.report)
             raise
         metrics.count_report(self.name, self.conn_id, report)
-        return report.summary()
+        return report.to_json()
 
 
 def load(store: str) -> DelayedMessageStore:

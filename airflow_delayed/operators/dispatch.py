@@ -192,19 +192,19 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             try:
                 if not self.deferrable or self.until is None:
                     with metrics.Gauges(store):
-                        return dispatcher.run(self.until).summary()
+                        return dispatcher.run(self.until).to_json()
                 # due messages leave sooner than through the triggerer, and a broken connection is an error at once
                 end = store.now() + self.until if isinstance(self.until, timedelta) else None
                 dispatcher.once(HERE)
                 if dispatcher.unavailable or (end is None and dispatcher.next_due() is None):
-                    return dispatcher.finish().summary()
+                    return dispatcher.finish().to_json()
             except DispatchFailed as error:
                 raise _failure(error) from error
             finally:
                 self._dispatching = False
                 metrics.tell_gauges(store)
             until = "empty" if end is None else end.isoformat()
-            summary, failures = dispatcher.report.summary(), dict(islice(dispatcher.failures.items(), REASONS))
+            summary, failures = dispatcher.report.to_json(), dict(islice(dispatcher.failures.items(), REASONS))
         self._defer(until, summary, failures, began.isoformat())
         raise AssertionError("unreachable: defer has raised")
 
@@ -254,7 +254,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         if event["status"] != "done":
             raise AirflowException(event["error"])
         done: dict[str, Any] = event["summary"]
-        self.log.info("store %r: %s", self.store_conn_id, DispatchReport.restored(done))
+        self.log.info("store %r: %s", self.store_conn_id, DispatchReport.from_json(done))
         if lineage.wanted():
             from airflow_delayed.hooks.store import DelayedStoreHook
 

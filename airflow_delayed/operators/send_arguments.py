@@ -21,7 +21,7 @@ from airflow_delayed.addresses import shown
 from airflow_delayed.clock import resolve, zone
 from airflow_delayed.compat import KEEPS_STATE, AirflowSkipException, NeedsAirflow
 from airflow_delayed.delivery import DelayStore, delivery_for, store_for
-from airflow_delayed.errors import InputError, InvalidMessage, SourceError
+from airflow_delayed.errors import InputError, InvalidMessage, SourceError, check_choice
 from airflow_delayed.fields import FIELD_MOMENTS, FIELD_NAMES
 from airflow_delayed.identity import Origin, scope_of
 from airflow_delayed.intake.columns import ColumnRules, RowRules
@@ -177,8 +177,7 @@ class CommonArguments:
         if self.delay is not None and self.due_at is not None:
             raise ValueError("delay= and due_at= say the same thing; give one of them")
         for name, choices in self.choices.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(map(repr, choices))}")
+            check_choice(name, getattr(self, name), choices)
         for name in ("hold_over", "max_past", *(["spread"] if self.spread is not None else [])):
             object.__setattr__(self, name, span_of(name, getattr(self, name)))
         self.check_store("until_due", "only there can messages wait until they are due, and be cancelled until then")

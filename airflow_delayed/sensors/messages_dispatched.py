@@ -12,7 +12,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow_delayed.compat import AirflowException, AirflowFailException, AirflowSkipException, conf
 from airflow_delayed.criteria import UNSET, Unset
 from airflow_delayed.delivery import Clock
-from airflow_delayed.errors import InputError
+from airflow_delayed.errors import InputError, check_choice
 from airflow_delayed.identity import SentBy
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.message import utcnow
@@ -108,10 +108,8 @@ class MessagesDispatchedSensor(SelectsMessages, BaseSensorOperator):
         clock: Clock = utcnow,
         **kwargs: Any,
     ) -> None:
-        if on_given_up not in ("fail", "succeed"):
-            raise ValueError(f"on_given_up={on_given_up!r} is neither 'fail' nor 'succeed'")
-        if on_missing not in ("fail", "wait", "succeed"):
-            raise ValueError(f"on_missing={on_missing!r} is none of 'fail', 'wait', 'succeed'")
+        check_choice("on_given_up", on_given_up, ("fail", "succeed"))
+        check_choice("on_missing", on_missing, ("fail", "wait", "succeed"))
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.store_conn_id = store_conn_id
         self.select(

@@ -38,7 +38,7 @@ from sqlalchemy import (
 )
 
 from airflow_delayed.delivery import Finding, State
-from airflow_delayed.errors import InputError
+from airflow_delayed.errors import InputError, check_choice
 from airflow_delayed.identity import SentBy
 from airflow_delayed.message import MICROSECOND
 from airflow_delayed.store import remembered_ids
@@ -375,8 +375,7 @@ def check_on_unpause(value: str) -> OnUnpause:
 
     :raises ValueError: it is not.
     """
-    if value not in get_args(OnUnpause):
-        raise ValueError(f"on_unpause={value!r} is none of {', '.join(map(repr, get_args(OnUnpause)))}")
+    check_choice("on_unpause", value, get_args(OnUnpause))
     return value  # type: ignore[return-value]
 
 

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from math import inf
 from typing import Any, Literal, get_args
 
-from airflow_delayed.errors import some
+from airflow_delayed.errors import check_choice, some
 from airflow_delayed.provider_info import LOOKAHEAD, REMEMBER
 
 #: Characters of a destination and of a tag that a store keeps.
@@ -38,8 +38,7 @@ def check_on_conflict(value: str) -> OnConflict:
 
     :raises ValueError: it is not.
     """
-    if value not in get_args(OnConflict):
-        raise ValueError(f"on_conflict={value!r} is none of {', '.join(map(repr, get_args(OnConflict)))}")
+    check_choice("on_conflict", value, get_args(OnConflict))
     return value  # type: ignore[return-value]
 
 

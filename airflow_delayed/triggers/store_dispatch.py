@@ -99,7 +99,7 @@ class StoreDispatchTrigger(ThreadTrigger):
                     dag_id=None if task is None else task.dag_id,
                     **asdict(policy),
                 )
-                dispatcher.resume(DispatchReport.restored(arguments["summary"]), arguments["failures"])
+                dispatcher.resume(DispatchReport.from_json(arguments["summary"]), arguments["failures"])
                 if arguments["began"] is not None:
                     dispatcher.take_up(parse_moment("began", arguments["began"]))
                 until: timedelta | Literal["empty"] = "empty"
@@ -118,5 +118,5 @@ class StoreDispatchTrigger(ThreadTrigger):
             except DelayedError as error:
                 status, problem = "unavailable", str(error)
             metrics.tell_gauges(store)
-            summary = DispatchReport().summary() if dispatcher is None else dispatcher.report.summary()
+            summary = DispatchReport().to_json() if dispatcher is None else dispatcher.report.to_json()
         return {"status": status, "summary": summary, "error": problem}

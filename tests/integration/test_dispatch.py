@@ -31,7 +31,7 @@ def test_what_is_due_within_the_lookahead_goes_oldest_first(store: Store):
     assert (report.first_due, report.last_due) == (now - 600 * MINUTE, now + 14.5 * MINUTE)
     assert [one.message_id for one in hook.list()] == ["later"]
     assert transport.closed == 1
-    assert json.dumps(report.summary())
+    assert json.dumps(report.to_json())
 
 
 def test_the_databases_clock_decides(store: Store):
@@ -287,7 +287,7 @@ def test_a_queue_table_has_the_shape_of_nservicebus(store: Store):
         ]
     )
     report = store.dispatcher(hook, lookahead=MINUTE * 60).run()
-    assert report.summary()["by_connection"] == {hook.conn_id: 2}
+    assert report.to_json()["by_connection"] == {hook.conn_id: 2}
     rows = store.sql(hook, 'SELECT id, expires, headers, body, seq FROM {s}"Sales ""2""" ORDER BY seq')
     assert UUID(str(rows[0].id)) == UUID(name)
     assert [json.loads(row.headers)["NServiceBus.MessageId"] for row in rows] == [name, "no-uuid"]

@@ -195,7 +195,7 @@ def test_what_went_wrong_is_in_the_event(store: Store, through):
     # one that an earlier dispatcher of the same run has given up
     before = DispatchReport(failed=1)
     before.add_all("broker", 5, hook.now(), hook.now())
-    carried = {"summary": before.summary(), "failures": {"z": "refused"}}
+    carried = {"summary": before.to_json(), "failures": {"z": "refused"}}
     result = asyncio.run(payload(trigger(store, "broker", **carried)))
     assert (result["status"], result["summary"]["dispatched"], result["summary"]["failed"]) == ("given up", 7, 2)
     assert "7 messages were dispatched, 2 failed" in result["error"]

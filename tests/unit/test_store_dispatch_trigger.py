@@ -63,9 +63,9 @@ def test_arguments_are_stored_and_read_back():
     policy = DispatchPolicy.restored(arguments["policy"])
     assert (policy.lookahead, policy.claim_timeout) == (timedelta(seconds=15), timedelta(seconds=20))
     assert policy.state() == {**ARGUMENTS["policy"], **SINCE}
-    report = DispatchReport.restored(arguments["summary"])
+    report = DispatchReport.from_json(arguments["summary"])
     assert report.first_due == datetime(2029, 1, 1, tzinfo=timezone.utc)
-    assert report.summary() == ARGUMENTS["summary"]
+    assert report.to_json() == ARGUMENTS["summary"]
 
 
 def test_what_is_left_out_is_as_by_default():
@@ -73,7 +73,7 @@ def test_what_is_left_out_is_as_by_default():
     later = {**ARGUMENTS["policy"], "of_later": 1}
     assert DispatchPolicy.restored(later).state() == {**ARGUMENTS["policy"], **SINCE}
     assert DispatchPolicy.restored({}) == DispatchPolicy()
-    assert DispatchReport.restored({}) == DispatchReport()
+    assert DispatchReport.from_json({}) == DispatchReport()
 
 
 def operator(**options: object) -> StoreDispatchOperator:
@@ -84,19 +84,19 @@ def operator(**options: object) -> StoreDispatchOperator:
 
 CARRIED = {
     "until": "2030-01-01T00:00:00+00:00",
-    "summary": DispatchReport(dispatched=2).summary(),
+    "summary": DispatchReport(dispatched=2).to_json(),
     "failures": {},
     "began": "2029-12-31T00:00:00+00:00",
 }
 
 
 def event(status: str, error: str | None = None) -> dict:
-    return {"status": status, "summary": DispatchReport(dispatched=9).summary(), "error": error}
+    return {"status": status, "summary": DispatchReport(dispatched=9).to_json(), "error": error}
 
 
 def test_the_task_resumes_with_what_the_trigger_did():
     done = operator().resume({}, **CARRIED, event=event("done"))
-    assert done == DispatchReport(dispatched=9).summary()
+    assert done == DispatchReport(dispatched=9).to_json()
 
 
 def test_what_failed_in_the_trigger_fails_the_task_with_the_same_text():

@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from airflow_delayed.errors import DelayedError, TransportUnavailable, some
-from airflow_delayed.message import UTC, parse_moment
-from airflow_delayed.reports import counts_text, due_span, in_brackets, largest_first
+from airflow_delayed.message import UTC
+from airflow_delayed.reports import EARLIEST, LATEST, Counts, counts_text, due_span, in_brackets, largest_first
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.settle import BatchOutcome, shortened
 from airflow_delayed.store.schema import Tables
@@ -36,7 +36,7 @@ MOST_TROUBLES, _MOST_OF_REASON = 20, 300
 
 
 @dataclass(slots=True)
-class DispatchReport:
+class DispatchReport(Counts):
     """Counts of one run.
 
     ``dispatched`` messages were sent, and ``error_destination`` messages were given up and sent there; both are
@@ -54,8 +54,8 @@ class DispatchReport:
     forgotten: int = 0
     left_to_others: int = 0
     by_connection: dict[str, int] = field(default_factory=dict)
-    first_due: datetime | None = None
-    last_due: datetime | None = None
+    first_due: datetime | None = field(default=None, metadata=EARLIEST)
+    last_due: datetime | None = field(default=None, metadata=LATEST)
 
     def add_all(self, conn_id: str, count: int, first_due: datetime, last_due: datetime) -> None:
         """Count messages that were dispatched and removed."""
@@ -63,19 +63,6 @@ class DispatchReport:
         self.by_connection[conn_id] = self.by_connection.get(conn_id, 0) + count
         self.first_due = min(self.first_due or first_due, first_due)
         self.last_due = max(self.last_due or last_due, last_due)
-
-    def merge(self, other: DispatchReport) -> None:
-        """Add another report's counts to this one."""
-        self.retried += other.retried
-        self.failed += other.failed
-        self.expired += other.expired
-        self.error_destination += other.error_destination
-        self.forgotten += other.forgotten
-        self.left_to_others += other.left_to_others
-        for conn_id, count in other.by_connection.items():
-            assert other.first_due is not None
-            assert other.last_due is not None
-            self.add_all(conn_id, count, other.first_due, other.last_due)
 
     def __str__(self) -> str:
         """Return the counts as a line of the log, without counts of 0 except ``dispatched``."""
@@ -90,36 +77,6 @@ class DispatchReport:
             "ids forgotten": self.forgotten,
         }
         return line + counts_text(others)
-
-    def summary(self) -> dict[str, Any]:
-        """Return the counts as plain values, for an XCom."""
-        return {
-            "dispatched": self.dispatched,
-            "retried": self.retried,
-            "failed": self.failed,
-            "expired": self.expired,
-            "error_destination": self.error_destination,
-            "forgotten": self.forgotten,
-            "left_to_others": self.left_to_others,
-            "by_connection": dict(self.by_connection),
-            "first_due": self.first_due.isoformat() if self.first_due else None,
-            "last_due": self.last_due.isoformat() if self.last_due else None,
-        }
-
-    @classmethod
-    def restored(cls, summary: Mapping[str, Any]) -> DispatchReport:
-        """Return the report of a summary; missing counts are 0."""
-        values: dict[str, Any] = {name: summary.get(name, 0) for name in _COUNTS}
-        values |= {name: parse_moment(name, summary[name]) for name in _DUES if summary.get(name)}
-        return cls(
-            left_to_others=summary.get("left_to_others", 0),
-            by_connection=dict(summary.get("by_connection", {})),
-            **values,
-        )
-
-
-_COUNTS = ("dispatched", "retried", "failed", "expired", "error_destination", "forgotten")
-_DUES = ("first_due", "last_due")
 
 
 class BreakerTripped(TransportUnavailable):
