@@ -21,7 +21,7 @@ from airflow_delayed.delivery import Clock, Finding, State, TopologyReport
 from airflow_delayed.errors import DelayedError, InvalidMessage, TransportUnavailable, one_line, some
 from airflow_delayed.rabbitmq import cluster, declare
 from airflow_delayed.rabbitmq.bridge_routes import BridgeRoutes
-from airflow_delayed.rabbitmq.hosts import failed, host_name, in_turn
+from airflow_delayed.rabbitmq.connection import failed, host_name, in_turn
 from airflow_delayed.rabbitmq.management import PLUGIN_TYPE
 from airflow_delayed.rabbitmq.properties import DELIVERY_COUNT, PARKED_FROM, PARKED_REASON, ReceivedProperties
 from airflow_delayed.rabbitmq.relay import BrokerRefusals, Publication, Relay, TakenMessage

@@ -388,7 +388,7 @@ class RabbitMQTransport(Delivery):
     def dataset(self, destination: str) -> Dataset:
         """Return OpenLineage's name of a queue, by the first host of the connection."""
         first = self._hosts()[0]
-        from airflow_delayed.rabbitmq.hosts import host_name
+        from airflow_delayed.rabbitmq.connection import host_name
 
         return rabbitmq_queue(host_name(first), first.virtual_host, destination)
 
