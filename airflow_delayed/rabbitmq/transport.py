@@ -313,8 +313,7 @@ class RabbitMQTransport(Delivery):
         :raises LimitExceeded: the exchange's name is too long, or has an empty word.
         """
         require_client()
-        from airflow_delayed.rabbitmq.bridge import Bridge
-        from airflow_delayed.rabbitmq.bridge_routes import BridgeRoutes
+        from airflow_delayed.rabbitmq.bridge import Bridge, BridgeRoutes
 
         routes = BridgeRoutes(exchange, target, self.topology, tuple(secrets), type)
         return Bridge(routes, lambda: self._endpoint(self), self._clock)
