@@ -44,7 +44,7 @@ class DelayedStreamWriter(DataSourceStreamArrowWriter):
         """Send a partition of a batch."""
         from pyspark import TaskContext
 
-        from airflow_delayed.spark.rejects import RejectFile
+        from airflow_delayed.spark.partition import RejectFile
 
         context = TaskContext.get()
         assert context is not None
@@ -62,7 +62,7 @@ class DelayedStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Log the counts; write those of the batch, and which files of rejected rows count."""
-        from airflow_delayed.spark.rejects import commit_rejects
+        from airflow_delayed.spark.partition import commit_rejects
         from airflow_delayed.spark.reporting import log_commit, logger, manifest_of
 
         settings, done = self._settings, commits(messages)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_delayed.spark.options import Settings
-    from airflow_delayed.spark.rejects import RejectFile
+    from airflow_delayed.spark.partition import RejectFile
     from airflow_delayed.spark.reporting import FailedAttempts, PartitionCounts, SharedFolder
 
 
