@@ -7,13 +7,15 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
 
 from airflow_delayed.addresses import shown
 from airflow_delayed.delivery import Clock, SendReport
@@ -33,11 +35,19 @@ from airflow_delayed.intake.columns import row_of
 from airflow_delayed.intake.files import SourceFile
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import rejected_line
-from airflow_delayed.message import DelayedMessage
+from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.route import Route, confirmed
 from airflow_delayed.sending import PROGRESS_SECONDS, Log
 from airflow_delayed.spark.options import Settings
-from airflow_delayed.spark.reporting import PartitionCounts, SharedFolder
+from airflow_delayed.spark.reporting import (
+    AttemptFile,
+    FailedAttempts,
+    NoAttemptFile,
+    PartitionCounts,
+    SharedFolder,
+    failed_attempts,
+    logger,
+)
 
 _MANIFEST = "manifest.json"
 
@@ -367,3 +377,87 @@ def slot(
                 os.close(handle)
             return
         sleep(SLOT_PAUSE)
+
+
+@dataclass
+class PartitionCommit(WriterCommitMessage):
+    """The counts of a successful attempt.
+
+    :param name: of the attempt, unlike that of any other.
+    :param earlier: how many attempts at this partition came before.
+    :param query: of a stream, the id of its query.
+    :param rejects: the name of the file of rejected rows, if there are any.
+    """
+
+    name: str
+    earlier: int
+    counts: PartitionCounts
+    query: str = ""
+    rejects: str | None = None
+
+
+def send_partition(
+    settings: Settings, job: str, iterator: Iterator[pa.RecordBatch], *, rejects: RejectFile | None = None
+) -> PartitionCommit:
+    """Send a partition, in a task of an executor.
+
+    :param job: names the job in a folder that several jobs share for the files of their attempts.
+    """
+    from pyspark import TaskContext
+
+    from airflow_delayed.spark.connections import route_of, with_headers
+
+    settings = with_headers(settings)
+    context = TaskContext.get()
+    assert context is not None
+    partition, earlier = context.partitionId(), context.attemptNumber()
+    # of a stream's batch that is replayed, another driver's tasks may have the same numbers
+    name = f"{partition:06}-{context.taskAttemptId()}-{uuid4().hex[:8]}"
+    attempt = AttemptFile(_folder(settings, job), name) if settings.attempts else NoAttemptFile()
+    with ExitStack() as stack:
+        route = None
+        if rejects is not None:
+            stack.callback(rejects.close)
+        if not settings.dry_run:
+            stack.enter_context(slot(settings.connections))
+            route = route_of(settings, clock=utcnow)
+            stack.callback(route.close)
+            stack.enter_context(route.delivery.kept_open())
+        sending = PartitionSend(
+            settings,
+            route,
+            place=place_of(partition, earlier),
+            clock=utcnow,
+            log=logger(),
+            progress=attempt.progress,
+            rejects=rejects,
+        )
+        try:
+            counts = sending.run(iterator)
+        except BaseException:
+            attempt.failed(sending.counts)
+            raise
+    return PartitionCommit(name, earlier, counts, rejects=None if rejects is None else rejects.name)
+
+
+def commits(messages: Sequence[WriterCommitMessage | None]) -> list[PartitionCommit]:
+    """Return the results of the partitions that were sent."""
+    return [message for message in messages if isinstance(message, PartitionCommit)]
+
+
+def _folder(settings: Settings, job: str) -> SharedFolder:
+    assert settings.attempts is not None
+    return SharedFolder(settings.attempts).child(job)
+
+
+def attempts_without_success(settings: Settings, job: str, done: Sequence[PartitionCommit]) -> FailedAttempts | None:
+    """Return the counts of attempts without success; None if there is no folder."""
+    if settings.attempts is None:
+        return None
+    return failed_attempts(_folder(settings, job), {one.name for one in done})
+
+
+def remove_attempts(settings: Settings, job: str) -> None:
+    """Remove the files of attempts, if there is a folder."""
+    if settings.attempts is not None:
+        _folder(settings, job).remove()
