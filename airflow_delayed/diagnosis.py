@@ -162,11 +162,9 @@ def no_answer_remedy(code: str, text: str) -> str | None:
     return _LOGIN if code == "unreachable" and _REFUSED_LOGIN.search(text) else _REMEDIES.get(code)
 
 
-def paused_dags(
-    runs: Sequence[Run], may_read: Callable[[str], bool], *, hidden: str | None = None
-) -> dict[str | None, str]:
+def paused_dags(runs: Sequence[Run]) -> dict[str | None, str]:
     """Return by connection the DAG that dispatched last, if it is paused; see :func:`last_dags`."""
-    found = last_dags(runs, may_read, hidden=hidden)
+    found = last_dags(runs, lambda _: True)
     return {name: dag_id for name, (dag_id, is_paused) in found.items() if is_paused}
 
 

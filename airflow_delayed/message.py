@@ -247,14 +247,14 @@ def from_microseconds(value: int) -> datetime:
     return EPOCH + timedelta(microseconds=value)
 
 
-def ceil_units(span: timedelta, unit: timedelta = timedelta(seconds=1)) -> int:
-    """Return how many whole units cover a span; 0 if the span is not positive."""
-    return max(0, -(-span // unit))
+def ceil_seconds(span: timedelta) -> int:
+    """Return how many whole seconds cover a span; 0 if the span is not positive."""
+    return max(0, -(-span // timedelta(seconds=1)))
 
 
 def delay_seconds(due_at: datetime, now: datetime) -> int:
     """Return the whole seconds from now until a message is due, rounded up; 0 if that is past."""
-    return ceil_units(due_at - now)
+    return ceil_seconds(due_at - now)
 
 
 def delay_of(value: timedelta | float | str, column: str = "delay") -> timedelta:

@@ -227,7 +227,7 @@ def _frequent_reason(store: DelayedStoreHook) -> str:
 
 def _with_paused(store: DelayedStoreHook, findings: Sequence[Finding]) -> list[Finding]:
     """Say of messages that wait for a paused DAG that they do, in place of what the store says of them."""
-    paused = paused_dags(store.dispatchers(), lambda _: True)
+    paused = paused_dags(store.dispatchers())
     if not paused:
         return list(findings)
     state = store.condition()

@@ -101,8 +101,7 @@ class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
             hosts, topology = self._hosts(), self.topology
         except (MissingExtra, TransportUnavailable, ValueError) as error:
             return False, str(error).removeprefix(f"connection {self.conn_id!r}: ")
-        from airflow_delayed.rabbitmq.connection import login_problems
-        from airflow_delayed.rabbitmq.hosts import host_name
+        from airflow_delayed.rabbitmq.connection import host_name, login_problems
 
         causes = [(host_name(host), cause) for host, cause in zip(hosts, login_problems(hosts), strict=True)]
         bad = "; ".join(f"{name}: {cause}" for name, cause in causes if cause)

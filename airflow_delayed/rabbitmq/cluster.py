@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import TransportUnavailable, some
-from airflow_delayed.rabbitmq.connection import login_problems
-from airflow_delayed.rabbitmq.hosts import host_name
+from airflow_delayed.rabbitmq.connection import host_name, login_problems
 from airflow_delayed.rabbitmq.management import Facts, QueueFacts, list_queues
 from airflow_delayed.threads import in_thread
 

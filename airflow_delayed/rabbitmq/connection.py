@@ -1,4 +1,4 @@
-"""Connections to RabbitMQ: pika's parameters, the login, and errors in plain words.
+"""Connections to RabbitMQ: pika's parameters, the order of the hosts, the login, and errors in plain words.
 
 An Airflow connection has fields for host, port, login, password and virtual host. All other settings are in its extra,
 under the names of RabbitMQ's own URIs (rabbitmq.com/docs/uri-query-parameters), since Airflow makes a URI's query the
@@ -7,6 +7,7 @@ extra.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import math
@@ -14,22 +15,21 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pika import BlockingConnection, ConnectionParameters, PlainCredentials, SSLOptions, exceptions
 from pika.adapters.utils.connection_workflow import AMQPConnectorException, AMQPConnectorStackTimeout
 from pika.credentials import ExternalCredentials
 
 from airflow_delayed.errors import TransportUnavailable
-from airflow_delayed.rabbitmq.hosts import failed, host_name, in_turn
-from airflow_delayed.rabbitmq.wire import DecodingSelectConnection
+from airflow_delayed.rabbitmq.wire import DecodingAsyncioConnection, DecodingSelectConnection
 
 if TYPE_CHECKING:
-    from pika.connection import Parameters
+    from pika.connection import Connection, Parameters
 
 #: Seconds to connect to a host and log in, unless the extra ``connection_timeout`` says otherwise: of one host, and of
 #: each of several. The kernel of a host whose broker is frozen still accepts connections, so only the time tells.
@@ -261,6 +261,92 @@ class _Extras:
         return found
 
 
+Host = TypeVar("Host", bound="Parameters")
+
+#: For each list of hosts the index of the host to try first: the one after the host that failed last. Hooks, sends and
+#: watchers with the same hosts share it, so a frozen host costs its timeout once, and not once a call.
+_first: dict[tuple[str, ...], int] = {}
+
+
+def host_name(host: Parameters) -> str:
+    """Return a host and its port, as errors name them."""
+    return f"[{host.host}]:{host.port}" if ":" in host.host else f"{host.host}:{host.port}"
+
+
+def in_turn(hosts: Sequence[Host]) -> list[Host]:
+    """Return hosts in the order in which to try them: first the host that answered last, then the next ones.
+
+    This process remembers which host that was.
+    """
+    first = _first.get(_names(hosts), 0)
+    return [*hosts[first:], *hosts[:first]]
+
+
+def failed(hosts: Sequence[Host], host: Host) -> None:
+    """Remember that a host did not answer, or lost the connection: from now on the next one is tried first.
+
+    :param hosts: all hosts of the connection, as its field has them.
+    """
+    names = _names(hosts)
+    _first[names] = (names.index(host_name(host)) + 1) % len(names)
+
+
+def _names(hosts: Sequence[Parameters]) -> tuple[str, ...]:
+    return tuple(map(host_name, hosts))
+
+
+class HostFailover:
+    """Chooses the next host after a failure, and the wait before it.
+
+    :param waits: seconds to wait after each round in which every host failed; a success starts them over.
+    """
+
+    def __init__(self, hosts: Sequence[Parameters], waits: Sequence[float]) -> None:
+        self._all = hosts
+        self._hosts = in_turn(hosts)
+        self._waits = waits
+        self._next = 0
+        self._failures: list[str] = []
+        self._unopened = 0
+
+    @property
+    def host(self) -> Parameters:
+        """The host to connect to."""
+        return self._hosts[self._next]
+
+    @property
+    def tries(self) -> int:
+        """How many reconnects were tried since the last success."""
+        return max(0, len(self._failures) - 1)
+
+    @property
+    def none_opened(self) -> bool:
+        """Whether no host of the last round opened a connection: it did not answer, or refused the login."""
+        return self._unopened >= len(self._hosts)
+
+    def succeeded(self) -> None:
+        """Note that this host confirmed messages, whatever happened to its connection then."""
+        self._failures.clear()
+
+    def failed(self, why: str, *, opened: bool) -> None:
+        """Note why this host's connection failed, and go on to the next host."""
+        self._failures.append(f"{host_name(self.host)}: {why}")
+        failed(self._all, self.host)
+        self._unopened = 0 if opened else self._unopened + 1
+        self._next = (self._next + 1) % len(self._hosts)
+
+    def wait(self) -> float | None:
+        """Return the seconds to wait before the next host; None to give up."""
+        rounds, more = divmod(len(self._failures), len(self._hosts))
+        if more:
+            return 0
+        return self._waits[rounds - 1] if rounds <= len(self._waits) else None
+
+    def __str__(self) -> str:
+        """Each host of the last round and its problem."""
+        return "; ".join(self._failures[-len(self._hosts) :])
+
+
 #: Seconds that a host has for the login when a connection is tested; the test ends in any case after so many times that
 #: (a name may stand for several addresses, and to resolve it takes time too).
 _TEST_SECONDS = 5.0
@@ -441,3 +527,61 @@ def muted_pika() -> Iterator[None]:
 
 def _wanted(_: logging.LogRecord) -> bool:
     return not _muted.get() or logging.getLogger("pika").level != logging.NOTSET
+
+
+class AsyncConnection:
+    """A connection in an asyncio loop, of a consumer or a relay: opened once, it ends once, with the reason.
+
+    It logs in at a host, and ends with the connection. It never waits.
+
+    A subclass opens its channels in :meth:`_on_connected`, calls :meth:`_on_opened` when messages can come, and
+    :meth:`_end` with the reason when no more will come.
+    """
+
+    def __init__(self, host: Parameters) -> None:
+        self._loop = asyncio.get_running_loop()
+        #: Done when messages can come; fails with a TransportUnavailable that names the reason.
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        #: Done with the reason when no more will come.
+        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self._host = host
+        self._closed = self._loop.create_future()
+        with muted_pika():
+            self._connection = DecodingAsyncioConnection(
+                host,
+                on_open_callback=self._on_connected,
+                on_open_error_callback=self._on_closed,
+                on_close_callback=self._on_closed,
+                custom_ioloop=self._loop,
+            )
+
+    async def close(self, seconds: float) -> None:
+        """Close the connection, and wait so long for the broker's answer; unacknowledged messages go back."""
+        self._end("closed")
+        self._close()
+        await asyncio.wait([self._closed], timeout=seconds)
+
+    def _on_connected(self, connection: Connection) -> None:
+        raise NotImplementedError
+
+    def _on_opened(self) -> None:
+        if not self.opened.done():
+            self.opened.set_result(None)
+
+    def _on_closed(self, _: Connection, reason: BaseException) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+        self._end(describe_error(reason, self._host))
+
+    def _end(self, why: str) -> None:
+        if self.ended.done():
+            return
+        self.ended.set_result(why)
+        if not self.opened.done():
+            self.opened.set_exception(TransportUnavailable(why))
+            # the task that opened it may have been cancelled, and then nothing reads this error
+            self.opened.exception()
+
+    def _close(self) -> None:
+        with muted_pika(), suppress(exceptions.AMQPError):
+            self._connection.close()

@@ -18,10 +18,8 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 from airflow_delayed.clock import next_sleep
 from airflow_delayed.errors import InvalidMessage, TransportUnavailable
 from airflow_delayed.message import body_fields, parse_moment
-from airflow_delayed.rabbitmq.async_connection import AsyncConnection
-from airflow_delayed.rabbitmq.connection import describe_error, muted_pika
+from airflow_delayed.rabbitmq.connection import AsyncConnection, describe_error, failed, host_name, in_turn, muted_pika
 from airflow_delayed.rabbitmq.declare import ACCESS_REFUSED, NOT_FOUND
-from airflow_delayed.rabbitmq.hosts import failed, host_name, in_turn
 from airflow_delayed.rabbitmq.properties import DESTINATION, DUE_AT, text
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pika import ConnectionParameters, PlainCredentials
 from pika.connection import Parameters
 
 from airflow_delayed.errors import TransportUnavailable
-from airflow_delayed.rabbitmq.hosts import in_turn
+from airflow_delayed.rabbitmq.connection import in_turn
 
 #: The management API listens this far above AMQP, with RabbitMQ's default ports (5672 -> 15672, 5671 -> 15671).
 PORT_OFFSET = 10_000

@@ -22,8 +22,7 @@ from pika import BlockingConnection
 
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import some
-from airflow_delayed.rabbitmq.connection import describe_error, muted_pika
-from airflow_delayed.rabbitmq.hosts import host_name
+from airflow_delayed.rabbitmq.connection import describe_error, host_name, muted_pika
 from airflow_delayed.rabbitmq.management import Management, client_for
 
 if TYPE_CHECKING:

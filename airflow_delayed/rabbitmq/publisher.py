@@ -20,8 +20,7 @@ from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.rabbitmq.backlog import Backlog
 from airflow_delayed.rabbitmq.confirm_timer import ConfirmTimeout, ConfirmTimer, QuorumLost, SilentDestination
-from airflow_delayed.rabbitmq.connection import confirm_timeout, describe_error, muted_pika
-from airflow_delayed.rabbitmq.hosts import HostFailover, host_name
+from airflow_delayed.rabbitmq.connection import HostFailover, confirm_timeout, describe_error, host_name, muted_pika
 from airflow_delayed.rabbitmq.properties import PropertiesWriter
 from airflow_delayed.rabbitmq.session import Session
 from airflow_delayed.rabbitmq.topology import DELAYED, Topology

@@ -22,8 +22,7 @@ from pika.exceptions import (
 )
 
 from airflow_delayed.clock import next_sleep
-from airflow_delayed.rabbitmq.async_connection import AsyncConnection
-from airflow_delayed.rabbitmq.connection import describe_error
+from airflow_delayed.rabbitmq.connection import AsyncConnection, describe_error
 from airflow_delayed.rabbitmq.declare import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED
 from airflow_delayed.rabbitmq.properties import DELIVERY_COUNT, ReceivedProperties
 from airflow_delayed.rabbitmq.wire import WriteMessage, message_writer

@@ -30,9 +30,9 @@ from airflow_delayed.rabbitmq.confirm_timer import (
     SilenceWatch,
     SilentDestination,
 )
+from airflow_delayed.rabbitmq.connection import host_name
 from airflow_delayed.rabbitmq.declare import denies, refusal_cause
 from airflow_delayed.rabbitmq.destinations import SessionDestinations
-from airflow_delayed.rabbitmq.hosts import host_name
 from airflow_delayed.rabbitmq.properties import DESTINATION, MessagePropertiesWriter, PropertiesWriter
 from airflow_delayed.rabbitmq.topology import PublishAddress, Topology, check_headers
 from airflow_delayed.rabbitmq.wire import DecodingSelectConnection, WriteMessage, buffered_services, message_writer

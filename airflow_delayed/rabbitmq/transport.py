@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from airflow_delayed.delivery import BatchBounds, Clock, Connection, Delivery, SendReport, TopologyReport
+from airflow_delayed.delivery import (
+    BatchBounds,
+    Clock,
+    Connection,
+    Delivery,
+    SendReport,
+    TemporaryQueue,
+    TopologyReport,
+)
 from airflow_delayed.errors import TransportUnavailable, require
 from airflow_delayed.lineage import Dataset, rabbitmq_queue
-from airflow_delayed.message import DelayedMessage, ceil_units, delay_seconds
+from airflow_delayed.message import DelayedMessage, ceil_seconds, delay_seconds
 from airflow_delayed.nservicebus import warning_without_type
 from airflow_delayed.rabbitmq import declare
 from airflow_delayed.rabbitmq.topology import DELAYED, Topology, check_message, fits, topology_of
 
 if TYPE_CHECKING:
     from pika import ConnectionParameters
-    from pika.adapters.blocking_connection import BlockingConnection
+    from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
-    from airflow_delayed.delivery import TemporaryQueue
     from airflow_delayed.rabbitmq.admin import TopologyAdmin
     from airflow_delayed.rabbitmq.bridge import Bridge
     from airflow_delayed.rabbitmq.consumer import Consumer
@@ -31,6 +39,9 @@ if TYPE_CHECKING:
     from airflow_delayed.rabbitmq.publisher import Publisher
     from airflow_delayed.rabbitmq.reply_queues import RabbitMQReplyQueue
     from airflow_delayed.rabbitmq.waiting import Waiting
+
+#: Seconds that the broker keeps a temporary queue without a consumer, beyond the time for which it is wanted.
+_GRACE = 60
 
 
 def require_client() -> None:
@@ -166,7 +177,7 @@ class RabbitMQTransport(Delivery):
         """
         top = None
         if max_delay is not None:
-            seconds, digits = ceil_units(max_delay), self.topology.digits
+            seconds, digits = ceil_seconds(max_delay), self.topology.digits
             top = digits.position(digits.entry_level(seconds)) if seconds else -1
         names = list(destinations)
         declare.plan(self.topology, names)
@@ -254,14 +265,34 @@ class RabbitMQTransport(Delivery):
 
         return Consumer(self.conn_id, queue, hosts, prefetch=prefetch)
 
-    def temporary_queue(self, name: str, seconds: float) -> AbstractContextManager[TemporaryQueue]:
+    @contextmanager
+    def temporary_queue(self, name: str, seconds: float) -> Iterator[TemporaryQueue]:
         """Return a block with a queue of its own, which is bound as a destination is.
 
         A queue to which a message is on its way when the block ends is deleted by the broker, later.
         """
-        from airflow_delayed.rabbitmq.temporary_queue import temporary_queue
+        from pika.exceptions import AMQPError
 
-        return temporary_queue(self.topology, name, seconds, self._connected)
+        lifetime = math.ceil(seconds) + _GRACE
+        topology, key = self.topology, self.topology.binding_key(name)
+        with self._connected() as connection:
+            channel = connection.channel()
+            arguments = {"x-queue-type": "classic", "x-expires": lifetime * 1000}
+            channel.queue_declare(name, durable=True, arguments=arguments)
+            queue = RabbitMQTemporaryQueue(name, channel, lifetime)
+            try:
+                if topology.routing == "conventional":
+                    # it goes with the queue
+                    channel.exchange_declare(name, "fanout", durable=True, auto_delete=True)
+                    channel.queue_bind(name, name)
+                    channel.exchange_bind(name, topology.delivery_exchange, key)
+                else:
+                    channel.queue_bind(name, topology.delivery_exchange, key)
+                yield queue
+            finally:
+                # without the connection the broker deletes the queue by itself
+                with suppress(AMQPError):
+                    queue.end()
 
     def replies(self, queue: str) -> RabbitMQReplyQueue:
         """Return a queue in which tasks wait for replies."""
@@ -282,8 +313,7 @@ class RabbitMQTransport(Delivery):
         :raises LimitExceeded: the exchange's name is too long, or has an empty word.
         """
         require_client()
-        from airflow_delayed.rabbitmq.bridge import Bridge
-        from airflow_delayed.rabbitmq.bridge_routes import BridgeRoutes
+        from airflow_delayed.rabbitmq.bridge import Bridge, BridgeRoutes
 
         routes = BridgeRoutes(exchange, target, self.topology, tuple(secrets), type)
         return Bridge(routes, lambda: self._endpoint(self), self._clock)
@@ -388,7 +418,7 @@ class RabbitMQTransport(Delivery):
     def dataset(self, destination: str) -> Dataset:
         """Return OpenLineage's name of a queue, by the first host of the connection."""
         first = self._hosts()[0]
-        from airflow_delayed.rabbitmq.hosts import host_name
+        from airflow_delayed.rabbitmq.connection import host_name
 
         return rabbitmq_queue(host_name(first), first.virtual_host, destination)
 
@@ -474,3 +504,33 @@ class RabbitMQTransport(Delivery):
             schema=given.schema,
             extra=given.extra,
         )
+
+
+class RabbitMQTemporaryQueue(TemporaryQueue):
+    """A classic queue, which the broker itself deletes if nobody else does.
+
+    It is not exclusive: a destination is bound by the connection that sends. While a message is on its way through the
+    delay levels, the queue is not deleted: the message would become unroutable, and on a topology of others block its
+    level.
+    """
+
+    def __init__(self, name: str, channel: BlockingChannel, lifetime: int) -> None:
+        super().__init__(name)
+        self._channel = channel
+        self._lifetime = lifetime
+
+    def arrives(self, seconds: float) -> bool:
+        """Wait for a message."""
+        # it goes on where the last call ended
+        taken = self._channel.consume(self.name, auto_ack=True, inactivity_timeout=seconds)
+        return next(taken)[0] is not None
+
+    def end(self) -> None:
+        """Delete the queue, unless a message is on its way to it."""
+        if self.awaited:
+            self.remains = (
+                f"queue {self.name} stays, because a message is on its way to it; RabbitMQ deletes it when it was not"
+                f" used for {self._lifetime:,} s"
+            )
+        else:
+            self._channel.queue_delete(self.name)

@@ -1,4 +1,4 @@
-"""One attempt at one partition: from Arrow batches to confirmed messages, as a stream."""
+"""One attempt at one partition: from Arrow batches to confirmed messages, as a stream, and the rows that it rejects."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
 
+from airflow_delayed.addresses import shown
 from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import (
     DelayedError,
@@ -22,18 +27,29 @@ from airflow_delayed.errors import (
     MessageConflict,
     PastDue,
     SendFailed,
+    some,
 )
 from airflow_delayed.identity import digest_of
 from airflow_delayed.intake.arrow import to_batch
 from airflow_delayed.intake.columns import row_of
 from airflow_delayed.intake.files import SourceFile
 from airflow_delayed.intake.rows import Problem, RowReader
-from airflow_delayed.message import DelayedMessage
+from airflow_delayed.intake.sources import rejected_line
+from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.route import Route, confirmed
 from airflow_delayed.sending import PROGRESS_SECONDS, Log
 from airflow_delayed.spark.options import Settings
-from airflow_delayed.spark.rejects import RejectFile
-from airflow_delayed.spark.reporting import PartitionCounts
+from airflow_delayed.spark.reporting import (
+    AttemptFile,
+    FailedAttempts,
+    NoAttemptFile,
+    PartitionCounts,
+    SharedFolder,
+    failed_attempts,
+    logger,
+)
+
+_MANIFEST = "manifest.json"
 
 
 class PartitionFailed(DelayedError):
@@ -267,6 +283,61 @@ def place_of(partition: int, attempt: int) -> str:
     return f"partition {partition}" + (f", attempt {attempt + 1}" if attempt else "")
 
 
+class RejectFile:
+    """The rows of a stream that could not be sent, of one attempt at one partition; without any there is no file.
+
+    ``<rejects>/<query>/<batch>/<partition>-<attempt>-<suffix>.jsonl`` has a row as JSON in each line, with its problem
+    in ``rejected``; once corrected, it can be a source itself. ``manifest.json`` beside it names the files of the
+    attempts that succeeded. A batch without rejected rows has no folder.
+
+    :param folder: of the batch.
+    :param attempt: names partition and attempt; another driver may make an attempt of the same name.
+    :param run: names query and batch; it stands in each row.
+    """
+
+    def __init__(self, folder: SharedFolder, attempt: str, run: str) -> None:
+        self._folder = folder
+        self._attempt = attempt
+        self._run = run
+        self._file: Any = None
+        #: The name of the file in its folder, once there is one.
+        self.name: str | None = None
+
+    def add(self, problem: Problem) -> None:
+        """Write one row."""
+        if self._file is None:
+            self.name = f"{self._attempt}-{uuid4().hex[:8]}.jsonl"
+            self._file = self._folder.child(self.name).create()
+        self._file.write(rejected_line(problem, self._run).encode())
+
+    def close(self) -> None:
+        """End the file, which the commit may name from then on."""
+        if self._file is not None:
+            self._file.close()
+
+
+def commit_rejects(folder: SharedFolder, names: Sequence[str], rows: int) -> None:
+    """Write the manifest of a batch, and remove the files of attempts that do not count.
+
+    A replay may have other partitions, so that its files do not replace those of the batch's first run.
+
+    :raises DelayedError: a file is gone that counts; the batch is not committed then.
+    """
+    if not names:
+        folder.remove()
+        return
+    there = folder.names()
+    if gone := sorted({*names} - {*there}):
+        raise DelayedError(
+            f"files of rejected rows are gone from {shown(folder.url)}: {some(gone, separator=', ')}. Does another"
+            " driver run this stream? The batch is not committed, so that the next run sends it again"
+        )
+    folder.child(_MANIFEST).write({"files": sorted(names), "rows": rows})
+    for name in there:
+        if name not in {*names, _MANIFEST}:
+            folder.child(name).remove()
+
+
 #: Seconds between two tries to take a slot.
 SLOT_PAUSE = 0.05
 
@@ -306,3 +377,87 @@ def slot(
                 os.close(handle)
             return
         sleep(SLOT_PAUSE)
+
+
+@dataclass
+class PartitionCommit(WriterCommitMessage):
+    """The counts of a successful attempt.
+
+    :param name: of the attempt, unlike that of any other.
+    :param earlier: how many attempts at this partition came before.
+    :param query: of a stream, the id of its query.
+    :param rejects: the name of the file of rejected rows, if there are any.
+    """
+
+    name: str
+    earlier: int
+    counts: PartitionCounts
+    query: str = ""
+    rejects: str | None = None
+
+
+def send_partition(
+    settings: Settings, job: str, iterator: Iterator[pa.RecordBatch], *, rejects: RejectFile | None = None
+) -> PartitionCommit:
+    """Send a partition, in a task of an executor.
+
+    :param job: names the job in a folder that several jobs share for the files of their attempts.
+    """
+    from pyspark import TaskContext
+
+    from airflow_delayed.spark.connections import route_of, with_headers
+
+    settings = with_headers(settings)
+    context = TaskContext.get()
+    assert context is not None
+    partition, earlier = context.partitionId(), context.attemptNumber()
+    # of a stream's batch that is replayed, another driver's tasks may have the same numbers
+    name = f"{partition:06}-{context.taskAttemptId()}-{uuid4().hex[:8]}"
+    attempt = AttemptFile(_folder(settings, job), name) if settings.attempts else NoAttemptFile()
+    with ExitStack() as stack:
+        route = None
+        if rejects is not None:
+            stack.callback(rejects.close)
+        if not settings.dry_run:
+            stack.enter_context(slot(settings.connections))
+            route = route_of(settings, clock=utcnow)
+            stack.callback(route.close)
+            stack.enter_context(route.delivery.kept_open())
+        sending = PartitionSend(
+            settings,
+            route,
+            place=place_of(partition, earlier),
+            clock=utcnow,
+            log=logger(),
+            progress=attempt.progress,
+            rejects=rejects,
+        )
+        try:
+            counts = sending.run(iterator)
+        except BaseException:
+            attempt.failed(sending.counts)
+            raise
+    return PartitionCommit(name, earlier, counts, rejects=None if rejects is None else rejects.name)
+
+
+def commits(messages: Sequence[WriterCommitMessage | None]) -> list[PartitionCommit]:
+    """Return the results of the partitions that were sent."""
+    return [message for message in messages if isinstance(message, PartitionCommit)]
+
+
+def _folder(settings: Settings, job: str) -> SharedFolder:
+    assert settings.attempts is not None
+    return SharedFolder(settings.attempts).child(job)
+
+
+def attempts_without_success(settings: Settings, job: str, done: Sequence[PartitionCommit]) -> FailedAttempts | None:
+    """Return the counts of attempts without success; None if there is no folder."""
+    if settings.attempts is None:
+        return None
+    return failed_attempts(_folder(settings, job), {one.name for one in done})
+
+
+def remove_attempts(settings: Settings, job: str) -> None:
+    """Remove the files of attempts, if there is a folder."""
+    if settings.attempts is not None:
+        _folder(settings, job).remove()

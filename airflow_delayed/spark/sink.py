@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from pyspark import __version__ as pyspark_version
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -22,10 +24,12 @@ from pyspark.sql.types import (
 from airflow_delayed.errors import InputError, UnsupportedColumns
 from airflow_delayed.intake.columns import COLUMNS, ColumnRules, wrong_type
 from airflow_delayed.message import utcnow
-from airflow_delayed.spark.writers import DelayedWriter
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from airflow_delayed.spark.options import Settings
+    from airflow_delayed.spark.partition import PartitionCommit
     from airflow_delayed.spark.stream import DelayedStreamWriter
 
 
@@ -127,6 +131,44 @@ class DelayedDataSource(DataSource):
         with suppress(ConnectionNotFound):
             route_of(settings, clock=utcnow).close()
         return settings
+
+
+class DelayedWriter(DataSourceArrowWriter):
+    """Sends in the executors, and reports the counts in the driver."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        #: Keeps apart the files that jobs keep in one folder.
+        self._job = uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionCommit:
+        """Send a partition."""
+        from airflow_delayed.spark.partition import send_partition
+
+        return send_partition(self._settings, self._job, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Log the counts, and write the manifest."""
+        from airflow_delayed.spark.partition import attempts_without_success, commits, remove_attempts
+        from airflow_delayed.spark.reporting import SharedFolder, log_commit, logger, manifest_of
+
+        done = commits(messages)
+        failed = attempts_without_success(self._settings, self._job, done)
+        remove_attempts(self._settings, self._job)
+        counts = [(one.earlier, one.counts) for one in done]
+        log_commit(logger(), self._settings, counts, failed)
+        if self._settings.manifest:
+            SharedFolder(self._settings.manifest).write(manifest_of(self._settings, counts, failed))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Log the counts of messages that cannot be recalled."""
+        from airflow_delayed.spark.partition import attempts_without_success, commits, remove_attempts
+        from airflow_delayed.spark.reporting import log_abort, logger
+
+        done = commits(messages)
+        failed = attempts_without_success(self._settings, self._job, done)
+        remove_attempts(self._settings, self._job)
+        log_abort(logger(), self._settings, [one.counts for one in done], len(messages), failed)
 
 
 def check_columns(schema: StructType, wanted: ColumnRules, *, naive_ok: bool) -> None:

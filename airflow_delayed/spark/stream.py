@@ -16,19 +16,21 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.identity import scope_of
 from airflow_delayed.message import utcnow
-from airflow_delayed.spark.writers import (
+from airflow_delayed.spark.partition import (
     PartitionCommit,
+    RejectFile,
     attempts_without_success,
+    commit_rejects,
     commits,
     remove_attempts,
     send_partition,
 )
+from airflow_delayed.spark.reporting import SharedFolder, log_abort, log_commit, logger, manifest_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_delayed.spark.options import Settings
-    from airflow_delayed.spark.reporting import SharedFolder
 
 #: The properties of a task that say which query and which batch it works for.
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -43,8 +45,6 @@ class DelayedStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionCommit:
         """Send a partition of a batch."""
         from pyspark import TaskContext
-
-        from airflow_delayed.spark.rejects import RejectFile
 
         context = TaskContext.get()
         assert context is not None
@@ -62,9 +62,6 @@ class DelayedStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Log the counts; write those of the batch, and which files of rejected rows count."""
-        from airflow_delayed.spark.rejects import commit_rejects
-        from airflow_delayed.spark.reporting import log_commit, logger, manifest_of
-
         settings, done = self._settings, commits(messages)
         if not done:
             return
@@ -84,8 +81,6 @@ class DelayedStreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Log the counts of messages that cannot be recalled; a replay of the batch will count its attempts."""
-        from airflow_delayed.spark.reporting import log_abort, logger
-
         settings, done = self._settings, commits(messages)
         failed = attempts_without_success(settings, _job(done[0].query, batchId), done) if done else None
         log_abort(logger(), settings, [one.counts for one in done], len(messages), failed, batch=batchId)
@@ -96,7 +91,5 @@ def _job(query: str, batch: int) -> str:
 
 
 def _of_batch(folder: str, query: str, batch: int, ending: str = "") -> SharedFolder:
-    from airflow_delayed.spark.reporting import SharedFolder
-
     # in the order of the batches, also where names are sorted as texts
     return SharedFolder(folder).child(query).child(f"{batch:09}{ending}")

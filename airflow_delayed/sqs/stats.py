@@ -250,13 +250,14 @@ def depth_of(queue: str, found: Mapping[str, str]) -> QueueDepth:
     )
 
 
-def expiry_risk(destination: QueueDepth, delay: timedelta = timedelta(seconds=MAX_DELAY)) -> str | None:
-    """Return why a message that is sent now, with up to this delay, could expire unread; None: nothing says so.
+def expiry_risk(destination: QueueDepth) -> str | None:
+    """Return why a message that is sent now, with the longest delay, could expire unread; None: nothing says so.
 
     There is a risk when less than an hour is left to read a message; when 100 or more wait and none is being read; and
     when the messages that wait take longer than the retention although each message in flight is done within its
     visibility timeout, the slowest pace of a healthy consumer.
     """
+    delay = timedelta(seconds=MAX_DELAY)
     left = destination.retention - delay
     kept = f"kept for {destination.retention} from its send, of which its delay takes up to {delay}"
     if left < TIME_TO_READ:

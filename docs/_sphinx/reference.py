@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 _PARAMETER = re.compile(r":param (\w+): ")
 #: A line of a docstring that names the parameters below it.
 _GROUP = re.compile(r"([A-Z][\w ,]*):")
-#: A command's own value stands for these.
-_NO_DEFAULT = (None, inspect.Parameter.empty, argparse.SUPPRESS)
 
 
 class Commands(SphinxDirective):

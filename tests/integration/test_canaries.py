@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{CANARY}._GIVE_UP", timedelta(seconds=5))
     # an empty queue that was left goes soon
     monkeypatch.setattr(f"{CANARY}._WANTED", 4.0)
-    monkeypatch.setattr("airflow_delayed.rabbitmq.temporary_queue._GRACE", 0)
+    monkeypatch.setattr("airflow_delayed.rabbitmq.transport._GRACE", 0)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from support.lengths import length
 from support.rabbitmq import VirtualHost, eventually
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from airflow_delayed.rabbitmq.bridge_routes import BRIDGED, Envelope
+from airflow_delayed.rabbitmq.bridge import BRIDGED, Envelope
 from airflow_delayed.rabbitmq.connection import connect
 
 INTAKE, DUE, PARKED = (f"delayed.bridge.services.{name}" for name in ("intake", "due", "parked"))

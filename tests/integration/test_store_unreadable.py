@@ -17,7 +17,6 @@ from airflow_delayed.store.api import prepare
 from airflow_delayed.store.dispatch.report import DispatchFailed
 
 SECOND = timedelta(seconds=1)
-LATE_TIME = datetime(9998, 1, 1, tzinfo=timezone.utc)
 ROWS = length("random rows of a store", 150, 2000)
 HEADERS = "headers: are not a JSON object in UTF-8"
 #: By id: headers, and why they are refused.

@@ -11,7 +11,7 @@ import pika
 import pytest
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
-from airflow_delayed.rabbitmq.bridge_routes import BridgeRoutes, read_delay
+from airflow_delayed.rabbitmq.bridge import BridgeRoutes, read_delay
 from airflow_delayed.rabbitmq.declare import Binding, Exchange, Queue
 from airflow_delayed.rabbitmq.properties import ReceivedProperties
 from airflow_delayed.rabbitmq.relay import Publication, TakenMessage

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pika import ConnectionParameters
 
-from airflow_delayed.rabbitmq.hosts import HostFailover, host_name, in_turn
+from airflow_delayed.rabbitmq.connection import HostFailover, host_name, in_turn
 
 
 def hosts(number: int, name: str = "rabbit") -> list[ConnectionParameters]:

@@ -28,10 +28,9 @@ from airflow_delayed.message import utcnow
 from airflow_delayed.route import Route
 from airflow_delayed.spark import connections
 from airflow_delayed.spark.options import settings_of
-from airflow_delayed.spark.partition import PartitionFailed
+from airflow_delayed.spark.partition import PartitionCommit, PartitionFailed
 from airflow_delayed.spark.sink import DelayedDataSource
 from airflow_delayed.spark.stream import DelayedStreamWriter
-from airflow_delayed.spark.writers import PartitionCommit
 from airflow_delayed.sqs.transport import SqsTransport
 
 HOUR = timedelta(hours=1)
