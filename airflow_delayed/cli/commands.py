@@ -23,7 +23,7 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import SentBy
 from airflow_delayed.message import parse_moment
 from airflow_delayed.store.api import REASONS, Outcome, Outcomes, PauseReport, UnpauseReport, system_user
-from airflow_delayed.store.policy import DispatchPolicy, breaker_times, check_connections
+from airflow_delayed.store.policy import DispatchPolicy, breaker_times
 from airflow_delayed.store.schema import LEFT
 
 #: More than a store remembers.
@@ -252,7 +252,6 @@ def _dispatch_arguments(args: Namespace) -> tuple[list[str], DispatchPolicy]:
         spans |= breaker_times(timedelta(seconds=args.give_up_after))
     given = {name: value for name, value in vars(args).items() if value is not None}
     policy = DispatchPolicy.restored({**{name: span.total_seconds() for name, span in spans.items()}, **given})
-    check_connections(args.store_conn_id, names, policy.consistency)
     return names, policy
 
 

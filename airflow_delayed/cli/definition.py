@@ -103,9 +103,6 @@ _LOOKAHEAD = _policy(
     type=lambda text: text if text == "auto" else float(text),
 )
 _BATCH_SIZE = _policy("batch_size", "Messages that are claimed at a time", "500", type=int)
-_CONSISTENCY = _policy(
-    "consistency", "exactly_once allows queue tables alone", "at_least_once", choices=("at_least_once", "exactly_once")
-)
 _NUMBER_OF_RETRIES = _policy("number_of_retries", "Retries of a message that its transport refuses", "7", type=int)
 _ERROR_DESTINATION = _policy(
     "error_destination", "Receives messages after their last try", "none, but the table of failed messages"
@@ -192,7 +189,7 @@ _SENDS_NOTHING = _switch("--dry-run", "Check everything, and send nothing")
 
 _STORE = (_STORE_CONN_ID, _TABLE, _SCHEMA)
 _POLICY = (
-    *(_LOOKAHEAD, _BATCH_SIZE, _CONSISTENCY, _NUMBER_OF_RETRIES, _ERROR_DESTINATION, _GIVE_UP_AFTER),
+    *(_LOOKAHEAD, _BATCH_SIZE, _NUMBER_OF_RETRIES, _ERROR_DESTINATION, _GIVE_UP_AFTER),
     *(_MAX_RATE, _REMEMBER, _CLAIM_TIMEOUT, _ALLOWED_DESTINATIONS),
 )
 _FILTER = (_TAG, _DESTINATION, _DELIVER_CONN_ID, _DUE_FROM, _DUE_UNTIL, _STATE)

@@ -89,7 +89,6 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
 
     Safety:
 
-    :param consistency: "exactly_once" allows queue tables alone, "at_least_once" all.
     :param number_of_retries: of messages that a transport refuses; 7 retries are 8 attempts. (NServiceBus's default of
         0 is 2 attempts, 7 are 9.) A message gets no retry where that cannot help: its destination does not exist, it is
         beyond a limit of the transport, or its row cannot be read. A lost connection is no attempt.
@@ -119,7 +118,6 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         lookahead: timedelta | Literal["auto"] = "auto",
         batch_size: int = 500,
         until: timedelta | Literal["empty"] | None = None,
-        consistency: Literal["at_least_once", "exactly_once"] = "at_least_once",
         number_of_retries: int = 7,
         error_destination: str | None = None,
         give_up_after: timedelta = BREAKER_TIME,
@@ -141,7 +139,6 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         self.auto_lookahead = config.lookahead() if lookahead == "auto" else lookahead
         self.batch_size = batch_size
         self.until = until
-        self.consistency = consistency
         self.number_of_retries = number_of_retries
         self.error_destination = error_destination
         self.give_up_after = give_up_after
@@ -159,11 +156,8 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
                 "deliver_conn_ids= is not given, and option deliver_conn_ids in section [delayed] of Airflow's"
                 " configuration is empty; name the connections that messages may be delivered through"
             )
-        if isinstance(store_conn_id, str) and isinstance(self.deliver_conn_ids, str | list | tuple):
-            names = self._deliver_conn_ids()
-            # a template is checked when it is rendered
-            if not any("{{" in name for name in (store_conn_id, *names)):
-                check_connections(store_conn_id, names, consistency)
+        if isinstance(self.deliver_conn_ids, str | list | tuple):
+            check_connections(self._deliver_conn_ids())
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Dispatch messages, and return the counts.

@@ -120,9 +120,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     :param until_due: let all messages wait in the store until they are due, however soon that is and however far ahead
         a dispatcher looks, so that each can be cancelled until then. They arrive late by the time between two
         dispatches: let a dispatcher stay. A message that the store knows already stays as it is.
-    :param topology: whose delay levels RabbitMQ uses, in place of what the connection says: "delayed", "nservicebus",
-        "celery". Not with a store: its dispatcher goes by the connection.
-    :param routing: "conventional" or "direct", as the NServiceBus endpoints have it.
     :param envelope: the form of what is sent to SQS, in place of what the connection says: "raw", "nservicebus",
         "nservicebus-unwrapped". Not with a store.
 
@@ -157,8 +154,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
 
     For tests:
 
-    :param clock: the present, for tests.
-    :param sleep: how to wait on the worker, for tests.
 
     Result:
 
@@ -182,9 +177,12 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             "due_at",
             "headers",
         ),
-        *("message_id", "id_columns", *FIELD_NAMES, "timezone", "rejects", "topology", "routing", "envelope"),
+        *("message_id", "id_columns", *FIELD_NAMES, "timezone", "rejects", "envelope"),
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"headers": "json", "id_columns": "json"}
+    #: The present, and how to wait on the worker; a test sets others.
+    clock: Clock = staticmethod(utcnow)
+    sleep: Callable[[float], object] = staticmethod(time.sleep)
     operator_extra_links = (StoredMessagesLink(),)
     ui_color = "#e8f1fb"
 
@@ -219,16 +217,12 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         unknown_columns: Literal["fail", "ignore"] = "fail",
         require_success: bool = True,
         source_format: Literal["parquet", "json", "csv"] | None = None,
-        topology: str | None = None,
-        routing: str | None = None,
         envelope: str | None = None,
         dry_run: bool = False,
         lead: timedelta | str | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         on_clear: Literal["same_ids", "new_ids"] = "same_ids",
         cancel_on_kill: bool = False,
-        clock: Clock = utcnow,
-        sleep: Callable[[float], object] = time.sleep,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -261,8 +255,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.unknown_columns = unknown_columns
         self.require_success = require_success
         self.source_format = source_format
-        self.topology = topology
-        self.routing = routing
         self.envelope = envelope
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run
@@ -270,8 +262,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.deferrable = deferrable
         self.on_clear = on_clear
         self.cancel_on_kill = cancel_on_kill
-        self.clock = clock
-        self.sleep = sleep
         #: The connection of the store that messages were left in.
         self.stored_in: str | None = None
         self._sending: Sending | None = None

@@ -123,7 +123,6 @@ def headers_of(headers: Any) -> Any:
     return headers.content if isinstance(headers, MaskedHeaders) else headers
 
 
-_OPTIONS = ("topology", "routing", "envelope")
 #: The type of a DAG run that a backfill made, or runs again.
 BACKFILL = "backfill"
 
@@ -168,8 +167,6 @@ class CommonArguments:
     on_backfill: str
     on_empty: str
     unknown_columns: str
-    topology: str | None
-    routing: str | None
     envelope: str | None
     only_plan: bool
 
@@ -256,7 +253,7 @@ class CommonArguments:
         texts: dict[str, str | None] = {
             name: rendered_text(name, attributes[name]) for name in cls.texts if name not in others
         }
-        for name in ("store_conn_id", *_OPTIONS):
+        for name in ("store_conn_id", "envelope"):
             # nothing stands for a parameter that was left out
             empty = str(attributes[name]).strip() in ("", "None")
             texts[name] = None if empty else rendered_text(name, attributes[name])
@@ -273,11 +270,11 @@ class CommonArguments:
         :param closing: closes the route's connections.
         :raises InputError: arguments, as they were rendered, do not go together.
         """
-        options = {name: value for name in _OPTIONS if (value := getattr(self, name))}
+        options: dict[str, Any] = {"envelope": self.envelope} if self.envelope else {}
         if options and self.store_conn_id is not None:
             raise InputError(
-                f"{' and '.join(options)}= cannot go with store_conn_id=, whose dispatcher delivers as the connection"
-                f" says; set the extra of {self.conn_id!r} instead"
+                "envelope= cannot go with store_conn_id=, whose dispatcher delivers as the connection says; set the"
+                f" extra of {self.conn_id!r} instead"
             )
         stored: dict[str, Any] = {"on_conflict": self.on_conflict} if self.on_conflict != "error" else {}
         if self.until_due:
@@ -395,7 +392,7 @@ class SendArguments(CommonArguments):
     @property
     def way(self) -> bytes:
         """An identity of connections and options: on another way, no message has been sent."""
-        names = ("conn_id", "store_conn_id", "on_conflict", *_OPTIONS)
+        names = ("conn_id", "store_conn_id", "on_conflict", "envelope")
         return scope_of(*(str(getattr(self, name)) for name in names))
 
     def rules(self, context: Context, anchor: datetime | None) -> tuple[ColumnRules, RowRules]:

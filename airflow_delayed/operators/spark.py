@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 #: Parameters that are options of the sending by the same name, as they are.
 _SAME = (
-    *("destination", *FIELD_NAMES, "timezone", "past_due", "unknown_columns", "topology", "routing", "envelope"),
+    *("destination", *FIELD_NAMES, "timezone", "past_due", "unknown_columns", "envelope"),
     *("batch_rows", "window", "due_at", "spread", "hold_over", "max_past", "max_future"),
 )
 
@@ -311,8 +311,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
 
     :param conn_id: as DelayedSendOperator's.
     :param destination: the name of the queue. With it, whether it can receive is looked up before Spark starts. It and
-        ``store_conn_id``, ``hold_over``, ``until_due``, ``topology``, ``routing`` and ``envelope`` are
-        DelayedSendOperator's.
+        ``store_conn_id``, ``hold_over``, ``until_due`` and ``envelope`` are DelayedSendOperator's.
 
     How Spark sends:
 
@@ -351,7 +350,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
 
     For tests:
 
-    :param clock: the present, for tests.
 
     Result:
 
@@ -364,7 +362,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         *(name for name in SparkSubmitOperator.template_fields if name not in ("application", "application_args")),
         *("conn_id", "store_conn_id", "table", "source", "source_schema", "source_options", "query", "destination"),
         *("delay", "delay_from", "due_at", "headers", "id_columns", *FIELD_NAMES, "timezone", "on_conflict"),
-        *("topology", "routing", "envelope", "manifest", "attempts", "checkpoint", "rejects"),
+        *("envelope", "manifest", "attempts", "checkpoint", "rejects"),
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {
         "headers": "json",
@@ -372,6 +370,8 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         "source_options": "json",
         "query": "sql",
     }
+    #: The present; a test sets another.
+    clock: Clock = staticmethod(utcnow)
     operator_extra_links = (StoredMessagesLink(),)
     ui_color = "#e8f1fb"
 
@@ -405,8 +405,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         on_backfill: Literal["send", "skip", "fail"] = "send",
         on_empty: Literal["warn", "fail", "skip"] = "warn",
         unknown_columns: Literal["fail", "ignore"] = "fail",
-        topology: str | None = None,
-        routing: str | None = None,
         envelope: str | None = None,
         batch_rows: int | None = None,
         window: int | None = None,
@@ -421,7 +419,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         invalid_rows: Literal["fail"] | None = None,
         max_future: timedelta | str | None = None,
         dry_run: bool = False,
-        clock: Clock = utcnow,
         name: str = "airflow-delayed",
         **kwargs: Any,
     ) -> None:
@@ -460,8 +457,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self.on_backfill = on_backfill
         self.on_empty = on_empty
         self.unknown_columns = unknown_columns
-        self.topology = topology
-        self.routing = routing
         self.envelope = envelope
         self.batch_rows = batch_rows
         self.window = window
@@ -477,7 +472,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self.max_future = max_future
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run
-        self.clock = clock
         #: The connection of the store that messages were left in.
         self.stored_in: str | None = None
         SparkArguments.of(vars(self)).check_untemplated()

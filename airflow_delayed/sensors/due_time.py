@@ -45,7 +45,6 @@ class DueTimeSensor(BaseSensorOperator):
 
     For tests:
 
-    :param clock: the present, for tests.
 
     Result:
 
@@ -56,6 +55,8 @@ class DueTimeSensor(BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = ("target_time",)
+    #: The present; a test sets another.
+    clock: Clock = staticmethod(utcnow)
     ui_color = "#e8f1fb"
 
     def __init__(
@@ -65,7 +66,6 @@ class DueTimeSensor(BaseSensorOperator):
         start_from_trigger: bool = False,
         end_from_trigger: bool = False,
         timeout: timedelta | float | None = None,
-        clock: Clock = utcnow,
         **kwargs: Any,
     ) -> None:
         super().__init__(timeout=timeout, **kwargs)
@@ -74,7 +74,6 @@ class DueTimeSensor(BaseSensorOperator):
         self.target_time = target_time
         self.end_from_trigger = end_from_trigger
         self.wait_limit = None if timeout is None else timedelta(seconds=self.timeout)
-        self.clock = clock
         # a template is checked when it is rendered
         text = target_time if isinstance(target_time, str) and "{" in target_time else None
         if text is None and not isinstance(target_time, XComArg):

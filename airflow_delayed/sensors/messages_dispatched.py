@@ -72,7 +72,6 @@ class MessagesDispatchedSensor(SelectsMessages, BaseSensorOperator):
 
     For tests:
 
-    :param clock: the present, for tests.
 
     Result:
 
@@ -85,6 +84,8 @@ class MessagesDispatchedSensor(SelectsMessages, BaseSensorOperator):
 
     template_fields: Sequence[str] = ("store_conn_id", "ids", *CRITERIA, "table", "schema")
     template_fields_renderers: ClassVar[dict[str, str]] = {"ids": "json", "sent_by": "json"}
+    #: The present; a test sets another.
+    clock: Clock = staticmethod(utcnow)
     operator_extra_links = (DeliveriesLink(),)
     ui_color = "#e8f1fb"
 
@@ -105,7 +106,6 @@ class MessagesDispatchedSensor(SelectsMessages, BaseSensorOperator):
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         on_given_up: Literal["fail", "succeed"] = "fail",
         on_missing: Literal["fail", "wait", "succeed"] = "fail",
-        clock: Clock = utcnow,
         **kwargs: Any,
     ) -> None:
         check_choice("on_given_up", on_given_up, ("fail", "succeed"))
@@ -126,7 +126,6 @@ class MessagesDispatchedSensor(SelectsMessages, BaseSensorOperator):
         self.deferrable = deferrable
         self.on_given_up = on_given_up
         self.on_missing = on_missing
-        self.clock = clock
         self._seen = 0
 
     def execute(self, context: Context) -> Any:

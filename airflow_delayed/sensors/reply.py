@@ -52,7 +52,6 @@ class ReplySensor(BaseSensorOperator):
 
     For tests:
 
-    :param clock: the present, for tests.
 
     Result:
 
@@ -62,6 +61,8 @@ class ReplySensor(BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = ("conn_id", "reply_to", "message_id")
+    #: The present; a test sets another.
+    clock: Clock = staticmethod(utcnow)
     ui_color = "#e8f1fb"
 
     def __init__(
@@ -73,7 +74,6 @@ class ReplySensor(BaseSensorOperator):
         on_reply: Callable[[Reply], Any],
         schema: str | None = None,
         timeout: timedelta | float | None = None,
-        clock: Clock = utcnow,
         **kwargs: Any,
     ) -> None:
         super().__init__(timeout=timeout, **kwargs)
@@ -82,7 +82,6 @@ class ReplySensor(BaseSensorOperator):
         self.message_id = message_id
         self.on_reply = on_reply
         self.schema = schema
-        self.clock = clock
 
     def execute(self, context: Context) -> Any:
         """Wait in the triggerer, unless the reply is there."""

@@ -154,7 +154,7 @@ _RABBITMQ = ("rabbitmq", "amqp", "amqps")
 _SQL = ("sqlite", "postgres", "mysql")
 #: Options of the transports, by connection type.
 _OPTIONS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(_RABBITMQ, ("topology", "routing", "window")),
+    **dict.fromkeys(_RABBITMQ, ("window",)),
     "aws": ("envelope",),
     **dict.fromkeys(_SQL, ("on_conflict", "origin")),
 }
@@ -175,7 +175,7 @@ def route_of(settings: Settings, *, clock: Clock, find: Callable[..., Connection
     deliver = find(settings.deliver, settings.connections_file)
     holds = is_store(deliver)
     check_type(settings, deliver.conn_type, holds=holds)
-    options: dict[str, Any] = {name: getattr(settings, name) for name in ("topology", "routing", "window", "envelope")}
+    options: dict[str, Any] = {name: getattr(settings, name) for name in ("window", "envelope")}
     if holds:
         options |= {"on_conflict": settings.on_conflict, "origin": settings.origin}
     delivery = transport_of(deliver, clock=clock, **options)

@@ -25,7 +25,7 @@ from airflow_delayed.store.policy import OnConflict, check_on_conflict
 NAMES = (
     *("deliver", "destination", "store", "hold_over", "until_due", "on_conflict", "delay", "due_at", "headers"),
     *("headers_file", *FIELD_NAMES, "spread", "id_columns", "scope", "origin", "anchor", "began", "timezone"),
-    *("past_due", "max_past", "unknown_columns", "topology", "routing", "envelope", "batch_rows", "window"),
+    *("past_due", "max_past", "unknown_columns", "envelope", "batch_rows", "window"),
     *("connections", "connections_file", "attempts", "manifest", "dry_run", "traceparent", "tracestate"),
     *("delay_from", "max_future", "rejects", "invalid_rows"),
 )
@@ -37,7 +37,7 @@ _OF_BATCHES = ("anchor", "began", "scope", "dry_run")
 _OF_SPARK = ("checkpointlocation", "queryname")
 #: Options that are texts, as they are.
 _TEXTS = (
-    *("store", "topology", "routing", "envelope", "connections_file", "headers_file", "attempts", "manifest"),
+    *("store", "envelope", "connections_file", "headers_file", "attempts", "manifest"),
     "rejects",
 )
 #: The anchor of a job without one: it refuses relative delays.
@@ -70,8 +70,6 @@ class Settings:
     oldest: datetime
     max_future: timedelta | None
     newest: datetime
-    topology: str | None
-    routing: str | None
     envelope: str | None
     batch_rows: int
     window: int | None
@@ -143,11 +141,10 @@ def _check_together(given: Mapping[str, str]) -> None:
         raise InputError("the options headers and headers_file say the same thing; give one of them")
     if given.get("store") == given["deliver"]:
         raise InputError("the options deliver and store name one connection; leave store out")
-    others = [name for name in ("topology", "routing", "envelope") if name in given]
-    if others and "store" in given:
+    if "envelope" in given and "store" in given:
         raise InputError(
-            f"{' and '.join(others)} cannot go with store, whose dispatcher delivers as the connection says; set the"
-            f" extra of {given['deliver']!r} instead"
+            "envelope cannot go with store, whose dispatcher delivers as the connection says; set the extra of"
+            f" {given['deliver']!r} instead"
         )
 
 

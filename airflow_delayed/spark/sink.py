@@ -66,7 +66,7 @@ class DelayedDataSource(DataSource):
     - ``past_due``: ``fail``, ``send`` or ``skip`` rows due more than ``max_past`` seconds (3600) before ``began``,
       which is the anchor by default. ``max_future``: a row due more than so many seconds after it is invalid.
     - ``unknown_columns``: ``fail`` or ``ignore``.
-    - ``topology``, ``routing``: RabbitMQ's; ``envelope``: SQS's; in place of what the connection says.
+    - ``envelope``: SQS's, in place of what the connection says.
     - ``batch_rows``: messages given to the transport at a time (5000); ``window``: RabbitMQ's unconfirmed messages
       (1000); ``connections``: how many tasks of an executor may send at a time, by default all that it runs.
     - ``connections_file``: a JSON file of connections by name on every machine, or the bare name of one that

@@ -52,8 +52,6 @@ class DispatchPolicy:
         its end. The default is that of the option ``[delayed] lookahead``.
     :param batch_size: how many messages a worker claims at a time for its connection; where sending is fast, it claims
         up to ten times as many in one transaction.
-    :param consistency: "exactly_once" allows only the store's own connection, whose destinations are queue tables in
-        the same database.
     :param number_of_retries: how often the dispatcher retries a message that its transport refused; the number of
         attempts is one more. (NServiceBus makes two more, because it reads its count before it increments it.) Errors
         that a retry cannot cure are given up at once: a missing destination, a limit of the transport, an unreadable
@@ -78,7 +76,6 @@ class DispatchPolicy:
     lookahead: timedelta | Literal["auto"] = "auto"
     auto_lookahead: timedelta = timedelta(seconds=LOOKAHEAD)
     batch_size: int = 500
-    consistency: Literal["at_least_once", "exactly_once"] = "at_least_once"
     number_of_retries: int = 7
     error_destination: str | None = None
     time_to_trigger_store_circuit_breaker: timedelta = BREAKER_TIME
@@ -94,8 +91,6 @@ class DispatchPolicy:
         self._check_lookahead()
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size} must be 1 or more")
-        if self.consistency not in ("at_least_once", "exactly_once"):
-            raise ValueError(f"consistency={self.consistency!r} must be 'at_least_once' or 'exactly_once'")
         if self.number_of_retries < 0:
             raise ValueError(f"number_of_retries={self.number_of_retries} must be 0 or more")
         for name in _BREAKERS:
@@ -190,17 +185,10 @@ def breaker_times(give_up_after: timedelta) -> dict[str, timedelta]:
     return dict.fromkeys((f"time_to_trigger_{name}_circuit_breaker" for name in _BREAKERS), give_up_after)
 
 
-def check_connections(conn_id: str, deliver_conn_ids: Sequence[str], consistency: str) -> None:
+def check_connections(deliver_conn_ids: Sequence[str]) -> None:
     """Check the connections that a dispatcher may deliver through.
 
-    :raises ValueError: the list is empty, or "exactly_once" is chosen and a connection is not the store's own.
+    :raises ValueError: the list is empty.
     """
     if not deliver_conn_ids:
         raise ValueError("deliver_conn_ids is empty: name the connections that may deliver")
-    others = [name for name in deliver_conn_ids if name != conn_id]
-    if consistency == "exactly_once" and others:
-        raise ValueError(
-            f"consistency='exactly_once' cannot be kept through {', '.join(map(repr, others))}: only queue tables in"
-            f" the store's own database have it (deliver_conn_ids={[conn_id]!r}); otherwise choose 'at_least_once', and"
-            " let receivers recognise a message's id"
-        )

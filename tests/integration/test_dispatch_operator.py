@@ -38,8 +38,6 @@ def operator(store: Store, **options) -> StoreDispatchOperator:
         ({"until": "done"}, "until='done' must be None, for one pass, or 'empty'"),
         ({"until": timedelta(0)}, "until=.* a timedelta above 0"),
         ({"deliver_conn_ids": []}, "deliver_conn_ids is empty"),
-        ({"consistency": "exactly_once"}, "consistency='exactly_once' cannot be kept through 'broker'"),
-        ({"consistency": "maybe"}, "consistency='maybe' must be"),
         ({"number_of_retries": -1}, "number_of_retries=-1 must be 0 or more"),
         ({"max_rate": 0}, "max_rate=0 must be more than 0"),
         ({"max_rate": float("inf")}, "max_rate=inf must be more than 0 messages a second, and finite"),
@@ -58,17 +56,6 @@ def test_what_cannot_be_is_an_error_when_the_dag_is_read(options, text):
         StoreDispatchOperator(
             **{"task_id": "dispatch", "store_conn_id": "store", "deliver_conn_ids": "broker", **options}
         )
-
-
-def test_exactly_once_through_a_broker_is_an_error_at_run_if_it_is_seen_no_earlier(store: Store):
-    task = operator(store, deliver_conn_ids=["{{ x }}"], consistency="exactly_once")
-    task.render_template_fields({"x": "broker"})
-    with pytest.raises(ValueError, match="cannot be kept through 'broker'"):
-        task.execute({})
-    task = operator(store, deliver_conn_ids=["{{ x }}"], consistency="exactly_once")
-    task.render_template_fields({"x": store.conn_id})
-    store.installed()
-    assert task.execute({})["dispatched"] == 0
 
 
 def test_its_names_are_templates():

@@ -368,7 +368,6 @@ def test_a_dry_run_says_what_is_due(store: Store, delayed, capsys):
         ((), "option deliver_conn_ids in section [delayed]"),
         (("--deliver-conn-ids", "nowhere", "--dry-run"), "connection 'nowhere' is not available"),
         (("--deliver-conn-ids", "broker", "--batch-size", "0"), "batch_size=0"),
-        (("--deliver-conn-ids", "broker", "--consistency", "exactly_once"), "consistency='exactly_once'"),
     ],
 )
 def test_what_cannot_be_is_an_error_at_the_start(store: Store, delayed, words: tuple[str, ...], reason: str):

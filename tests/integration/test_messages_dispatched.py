@@ -225,7 +225,7 @@ def test_a_criterion_that_is_none_selects_nothing(store: Store, hook: DelayedSto
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"on_given_up": "skip"}, "on_given_up='skip' is neither"),
+        ({"on_given_up": "skip"}, "on_given_up='skip' is none of"),
         ({"on_missing": "warn"}, "on_missing='warn' is none of"),
         ({"ids": ["a"], "tag": "t"}, "give ids= or a filter, and not both"),
     ],

@@ -294,8 +294,6 @@ def test_a_message_that_was_removed_meanwhile_is_told(tmp_path, caplog):
 
 
 def test_what_cannot_be_kept_is_refused(room):
-    with pytest.raises(UnsupportedConsistency, match="dispatches at_least_once"):
-        room.run(consistency="exactly_once")
     with pytest.raises(ValueError, match="max_rate= is not kept"):
         room.run(max_rate=1.0)
 

@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 from support.recorder import Recorder
 from support.standing import hold
 from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
+from support.times import by_clock
 
 from airflow_delayed import hooks
 from airflow_delayed.errors import DelayedError, Interrupted, SendFailed, TransportUnavailable
@@ -87,7 +88,7 @@ class Task:
             "cancel_on_kill": True,
             **options,
         }
-        operator = DelayedSendOperator(task_id="send", clock=lambda: self.now, **arguments)
+        operator = by_clock(DelayedSendOperator(task_id="send", **arguments), lambda: self.now)
         self.operator = operator
         with pytest.MonkeyPatch.context() as patch:
             if killed_after is not None:

@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from support.recorder import Recorder
 from support.standing import lock, record
 from support.stores import Store, Transport, message, on_postgres_too, plain_store_fixture  # noqa: F401 - a fixture
+from support.times import by_clock
 
 from airflow_delayed import compat, hooks
 from airflow_delayed.errors import SendFailed, TransportUnavailable, UnsupportedOption
@@ -61,7 +62,7 @@ class Job:
             for name, due in dues.items()
         ]
         arguments = {"conn_id": "broker", "store_conn_id": self.store.conn_id, "messages": rows, **options}
-        task = DelayedSendOperator(task_id="send", clock=lambda: self.now, **arguments)
+        task = by_clock(DelayedSendOperator(task_id="send", **arguments), lambda: self.now)
         summary = task.execute(context(str(self.now)))
         return {name: summary[name] for name in ("sent", "stored", "replaced", "not_replaced", "duplicates")}
 
@@ -274,7 +275,8 @@ class RelativeSend:
             {"value": name, "destination": "mail", "delay_seconds": wait} for name, wait in (("a", 60), ("b", 9000))
         ]
         options = {"conn_id": "broker", "store_conn_id": self.job.store.conn_id, "messages": rows, **options}
-        task = DelayedSendOperator(task_id="send", clock=lambda: self.job.now, max_past=10 * 60 * MINUTE, **options)
+        task = DelayedSendOperator(task_id="send", max_past=10 * 60 * MINUTE, **options)
+        by_clock(task, lambda: self.job.now)
         task.execute(self.context)
 
     def known(self) -> int:

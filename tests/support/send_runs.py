@@ -11,6 +11,7 @@ from airflow.utils.types import DagRunType
 from airflow_delayed.message import UTC
 from airflow_delayed.operators.send import DelayedSendOperator
 from support.recorder import Recorder
+from support.times import by_clock
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -67,7 +68,8 @@ class Run:
 
     def task(self, **arguments):
         arguments = {"conn_id": "recorder", "destination": "mail", **arguments}
-        return DelayedSendOperator(task_id="send", clock=lambda: self.now, sleep=self.sleep, **arguments)
+        task = DelayedSendOperator(task_id="send", **arguments)
+        return by_clock(task, lambda: self.now, sleep=self.sleep)
 
     @property
     def context(self):

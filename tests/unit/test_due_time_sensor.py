@@ -10,6 +10,7 @@ from airflow.sdk import DAG, Asset
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import TriggerEvent
+from support.times import by_clock
 
 from airflow_delayed.compat import NeedsAirflow
 from airflow_delayed.errors import InvalidMessage, NaiveTime
@@ -24,7 +25,7 @@ LATER = NOW + timedelta(hours=1)
 
 
 def sensor(target_time: object = LATER, **options: object) -> DueTimeSensor:
-    return DueTimeSensor(**{"task_id": "wait", "target_time": target_time, "clock": lambda: NOW, **options})
+    return by_clock(DueTimeSensor(**{"task_id": "wait", "target_time": target_time, **options}), lambda: NOW)
 
 
 def test_it_waits_in_the_triggerer_until_its_time():

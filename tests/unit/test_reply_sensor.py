@@ -11,6 +11,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
+from support.times import by_clock
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.message import UTC
@@ -75,18 +76,18 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     return made
 
 
-def sensor(**options: Any) -> ReplySensor:
-    return ReplySensor(
+def sensor(now: datetime = NOW, **options: Any) -> ReplySensor:
+    task = ReplySensor(
         **{
             "task_id": "wait",
             "conn_id": "c",
             "reply_to": "results",
             "message_id": "m1",
             "on_reply": lambda reply: reply.body.decode(),
-            "clock": lambda: NOW,
             **options,
         }
     )
+    return by_clock(task, lambda: now)
 
 
 def test_a_reply_that_is_there_needs_no_wait(queue: Queue) -> None:
@@ -104,7 +105,7 @@ def test_it_waits_in_the_triggerer_until_its_timeout(queue: Queue) -> None:
     assert (caught.value.method_name, caught.value.kwargs) == ("execute_complete", {"until": until})
     # another process has taken the reply meanwhile: it waits on, and not longer
     with pytest.raises(TaskDeferred) as again:
-        sensor(clock=lambda: NOW + timedelta(minutes=59)).execute_complete({}, {"reply": "yes"}, until)
+        sensor(NOW + timedelta(minutes=59)).execute_complete({}, {"reply": "yes"}, until)
     assert again.value.kwargs == {"until": until}
 
 

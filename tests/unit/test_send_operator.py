@@ -266,15 +266,15 @@ def test_connection_that_is_a_store_holds_all_by_itself(run):
         run.execute(messages=rows(3), store_conn_id="store")
 
 
-def test_topology_of_a_task_goes_to_the_transport_and_never_past_a_store(run):
+def test_envelope_of_a_task_goes_to_the_transport_and_never_past_a_store(run):
     run.execute(messages=rows(1))
     assert run.options == {}
-    run.execute(messages=rows(1), topology="nservicebus", routing="direct", envelope="")
-    assert run.options == {"topology": "nservicebus", "routing": "direct"}
+    run.execute(messages=rows(1), envelope="")
+    assert run.options == {}
     run.execute(messages=rows(1), envelope="nservicebus")
     assert run.options == {"envelope": "nservicebus"}
-    with pytest.raises(AirflowFailException, match=r"topology= cannot go with store_conn_id=.* extra of 'recorder'"):
-        run.execute(messages=rows(1), topology="celery", store_conn_id="store")
+    with pytest.raises(AirflowFailException, match=r"envelope= cannot go with store_conn_id=.* extra of 'recorder'"):
+        run.execute(messages=rows(1), envelope="raw", store_conn_id="store")
 
 
 def test_what_verify_doubts_is_told_and_the_messages_are_sent(run, log, monkeypatch):

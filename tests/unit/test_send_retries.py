@@ -142,9 +142,9 @@ def test_rows_that_are_rejected_skipped_or_copies_move_no_mark(run, tmp_path):
         {"messages": rows(100, tag="t")},
         {"messages": rows(100), "headers": {"h": "1"}},
         {"messages": rows(100), "conn_id": "another"},
-        {"messages": rows(100), "topology": "nservicebus"},
+        {"messages": rows(100), "envelope": "nservicebus"},
     ],
-    ids=["a row", "a row less", "another range", "the order", "a tag", "an argument", "the connection", "the levels"],
+    ids=["a row", "a row less", "another range", "the order", "a tag", "an argument", "the connection", "the envelope"],
 )
 def test_what_has_changed_is_sent_from_the_top_and_what_has_not_has_the_same_id(run, log, changed):
     killed(run, 30, messages=rows(100))

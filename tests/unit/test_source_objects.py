@@ -21,6 +21,7 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow.serialization.helpers import serialize_template_field
 from airflow.serialization.serialized_objects import DagSerialization
 from support.send_runs import NOW
+from support.times import by_clock
 
 from airflow_delayed.errors import SendFailed, SourceError, SpoolError
 from airflow_delayed.message import UTC
@@ -350,9 +351,8 @@ def test_fields_are_templates_and_the_dags_own_object_stays_as_it_is(run, databa
     )
     source = SqlSource("late.sql", "{{ params.shop }}")
     with DAG("dag", schedule=None, template_searchpath=[str(tmp_path)]):
-        operator = DelayedSendOperator(
-            task_id="send", conn_id="recorder", destination="mail", source=source, clock=lambda: run.now
-        )
+        operator = DelayedSendOperator(task_id="send", conn_id="recorder", destination="mail", source=source)
+        by_clock(operator, lambda: run.now)
     for order in ("order-2", "order-0"):
         run.try_number += 1
         made = rendered(operator, context_of(run, params={"order": order, "shop": "shop"}))
@@ -378,9 +378,8 @@ def test_another_tasks_result_in_a_source_comes_first_and_is_used(run, database)
         source = SqlSource(
             "SELECT text AS value, due AS due_at FROM orders WHERE id = :id", "shop", parameters={"id": choice}
         )
-        operator = DelayedSendOperator(
-            task_id="send", conn_id="recorder", destination="mail", source=source, clock=lambda: run.now
-        )
+        operator = DelayedSendOperator(task_id="send", conn_id="recorder", destination="mail", source=source)
+        by_clock(operator, lambda: run.now)
     assert operator.upstream_task_ids == {"which"}
     run.try_number = 1
     context = context_of(run)

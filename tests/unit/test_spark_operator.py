@@ -18,6 +18,7 @@ from support import statsd
 from support.recorder import Recorder
 from support.send_runs import States, deliver_by
 from support.statsd import Told
+from support.times import by_clock
 
 from airflow_delayed import compat, lineage
 from airflow_delayed.delivery import Connection, TopologyReport
@@ -100,7 +101,8 @@ def run(connect, broker: Recorder, store: Recorder, monkeypatch: pytest.MonkeyPa
     deliver_by(monkeypatch, lambda conn_id, **options: broker, lambda *conn_ids, **options: store)
 
     def execute(summary: dict | None = SUMMARY, task_context: dict | None = None, **arguments):
-        operator = DelayedSparkSendOperator(**{**MINIMAL, "clock": lambda: NOW, **arguments})
+        clock = arguments.pop("clock", lambda: NOW)
+        operator = by_clock(DelayedSparkSendOperator(**{**MINIMAL, **arguments}), clock)
         hook = operator._hook = Hook(operator, summary)
         return operator.execute(task_context or context()), hook
 
@@ -110,7 +112,7 @@ def run(connect, broker: Recorder, store: Recorder, monkeypatch: pytest.MonkeyPa
 def test_a_worker_without_spark(run, connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     connect("spark_default", conn_type="spark", host="local[1]")
     monkeypatch.setenv("PATH", str(tmp_path))
-    operator = DelayedSparkSendOperator(**MINIMAL, clock=lambda: NOW)
+    operator = by_clock(DelayedSparkSendOperator(**MINIMAL), lambda: NOW)
     with pytest.raises(DelayedError, match=r"this worker, which has no spark-submit: pip install '[a-z-]*\[pyspark\]'"):
         operator.execute(context())
 
@@ -324,10 +326,10 @@ def test_no_more_is_asked_of_the_broker_than_it_gets(run, broker, monkeypatch: p
 
 
 def test_what_does_not_go_together_is_told_before_spark_starts(run, broker) -> None:
-    with pytest.raises(AirflowFailException, match="topology= cannot go with store_conn_id="):
-        run(store_conn_id="db", topology="celery", summary=None)
+    with pytest.raises(AirflowFailException, match="envelope= cannot go with store_conn_id="):
+        run(store_conn_id="db", envelope="raw", summary=None)
     # a template came out empty
-    assert run(store_conn_id="", topology="celery")[0] == SUMMARY
+    assert run(store_conn_id="", envelope="raw")[0] == SUMMARY
     broker.horizon = timedelta(0)
     with pytest.raises(AirflowFailException, match="itself: leave store_conn_id='db' out; or, where"):
         run(store_conn_id="db", summary=None)
@@ -344,7 +346,7 @@ def test_it_leads_to_the_messages_that_it_left_in_a_store(run, broker) -> None:
     assert stores(run()[1].operator) == []
     assert stores(run(store_conn_id="db", dry_run=True)[1].operator) == []
     # of a job that failed half-way too
-    failed = DelayedSparkSendOperator(**MINIMAL, store_conn_id="db", clock=lambda: NOW)
+    failed = by_clock(DelayedSparkSendOperator(**MINIMAL, store_conn_id="db"), lambda: NOW)
     failed._hook = Hook(failed, None)
     with pytest.raises(DelayedError, match="its counts are not at"):
         failed.execute(context())

@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.execution_time.context import OutletEventAccessors
 from support.recorder import Recorder
 from support.send_runs import States, deliver_by
+from support.times import by_clock
 
 from airflow_delayed.delivery import TopologyReport
 from airflow_delayed.errors import DelayedError, TransportUnavailable
@@ -96,7 +97,8 @@ def run(store: DelayedStoreHook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         ti.xcom_push = lambda key, value: None
         context = {"ti": ti, "task_state_store": States(), "outlet_events": OutletEventAccessors()}
         given = {**STREAM, "checkpoint": str(tmp_path / "streams"), "rejects": str(tmp_path / "rejects")}
-        operator = DelayedSparkSendOperator(clock=lambda: NOW, **{"store_conn_id": "db", **given, **arguments})
+        operator = DelayedSparkSendOperator(**{"store_conn_id": "db", **given, **arguments})
+        by_clock(operator, lambda: NOW)
         job = operator._hook = Job(operator, of, {0: BATCH} if batches is None else batches)
         return operator.execute(context), job
 

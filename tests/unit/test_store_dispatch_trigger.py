@@ -21,7 +21,6 @@ ARGUMENTS = {
     "policy": {
         "lookahead": 15.0,
         "batch_size": 100,
-        "consistency": "at_least_once",
         "number_of_retries": 3,
         "error_destination": "errors",
         "time_to_trigger_store_circuit_breaker": 30.0,

@@ -66,7 +66,6 @@ class CustomDispatcher:
     :param policy: ``remember`` and ``claim_timeout`` have no effect, because the store makes the leases.
     :param set_up: create the store's infrastructure if it is missing.
     :param clock: decides what is due; it should be right to a second on all machines that dispatch.
-    :raises UnsupportedConsistency: ``exactly_once``, because no transaction of the store includes the send.
     :raises ValueError: ``max_rate`` is given.
     """
 
@@ -83,11 +82,6 @@ class CustomDispatcher:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if policy.consistency != "at_least_once":
-            raise UnsupportedConsistency(
-                f"consistency={policy.consistency!r}: a store of one's own dispatches at_least_once, for it and the"
-                " broker share no transaction; ids make duplicates known"
-            )
         if policy.max_rate is not None:
             raise ValueError("max_rate= is not kept by the dispatcher of a store of one's own; leave it out")
         self._store = store
@@ -140,7 +134,7 @@ class CustomDispatcher:
         :raises BreakerTripped: the store failed for too long.
         """
         if not self._initialized:
-            self._try(self._fetching, lambda: self._store.initialize(self._name, self._policy.consistency))
+            self._try(self._fetching, lambda: self._store.initialize(self._name, "at_least_once"))
             if self._set_up:
                 self._try(self._writing, self._store.set_up_infrastructure)
             self._initialized = True

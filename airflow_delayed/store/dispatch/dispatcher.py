@@ -121,7 +121,7 @@ class Dispatcher:
         **policy: Any,
     ) -> None:
         self.policy = DispatchPolicy(**policy)
-        check_connections(conn_id, deliver_conn_ids, self.policy.consistency)
+        check_connections(deliver_conn_ids)
         #: Unique among all runs on all machines.
         self.id = secrets.token_hex(8)
         #: Counts of all passes.

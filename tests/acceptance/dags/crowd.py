@@ -23,10 +23,13 @@ class LostAfterwards(DelayedSendOperator):
         return summary
 
 
-def slow_clock() -> datetime:
-    """Let a send take its time: it asks for the present before each block of messages."""
-    time.sleep(0.5)
-    return utcnow()
+class SlowSend(DelayedSendOperator):
+    """A send that takes its time: it asks for the present before each block of messages."""
+
+    @staticmethod
+    def clock() -> datetime:
+        time.sleep(0.5)
+        return utcnow()
 
 
 with DAG("crowd", schedule=None, catchup=False):
@@ -51,13 +54,12 @@ with DAG("lost", schedule=None, catchup=False):
     )
 
 with DAG("ended", schedule=None, catchup=False):
-    DelayedSendOperator(
+    SlowSend(
         task_id="send",
         conn_id="delayed_rabbitmq",
         destination="ended",
         source="{{ dag_run.conf.source }}",
         delay=0,
-        clock=slow_clock,
     )
 
 with DAG("cleared", schedule=None, catchup=False):

@@ -11,15 +11,18 @@ from airflow_delayed.message import utcnow
 from airflow_delayed.operators.send import DelayedSendOperator
 
 
-def slow_clock() -> datetime:
-    """Let a send take its time: it asks for the present before each block of messages."""
-    time.sleep(0.5)
-    return utcnow()
+class SlowSend(DelayedSendOperator):
+    """A send that takes its time: it asks for the present before each block of messages."""
+
+    @staticmethod
+    def clock() -> datetime:
+        time.sleep(0.5)
+        return utcnow()
 
 
 for dag_id, retries in (("marked_failed", 0), ("shut_down", 1)):
     with DAG(dag_id, schedule=None, catchup=False):
-        DelayedSendOperator(
+        SlowSend(
             task_id="send",
             conn_id="delayed_rabbitmq",
             store_conn_id="delayed_store",
@@ -30,7 +33,6 @@ for dag_id, retries in (("marked_failed", 0), ("shut_down", 1)):
             cancel_on_kill=True,
             retries=retries,
             retry_delay=timedelta(0),
-            clock=slow_clock,
         )
 
 with DAG("no_backfill", schedule="@daily", start_date=datetime(2026, 1, 1, tzinfo=timezone.utc), catchup=False):

@@ -120,7 +120,7 @@ def test_columns_that_cannot_be(tmp_path: Path, schema: str, problem: str) -> No
         ({"store": "broker"}, "name one connection"),
         ({"traceparent": "00-1-1-01"}, "the option traceparent cannot be read: it must be a traceparent of W3C"),
         ({**TRACE, "tracestate": "a=\n"}, "the option tracestate cannot be read: it must be 1 to 512 printable"),
-        ({"store": "db", "topology": "celery"}, "topology cannot go with store"),
+        ({"store": "db", "envelope": "raw"}, "envelope cannot go with store"),
         ({"on_conflict": "perhaps"}, "none of 'error', 'keep', 'replace'"),
         # what the connections' types do not allow
         ({"envelope": "nservicebus"}, "has no envelope"),
