@@ -53,8 +53,6 @@ from airflow_delayed.store.bulk_changes import (
     BulkChanges,
     ChangeArgs,
     check_token,
-    hides_tag,
-    selection_of,
 )
 from airflow_delayed.store.changes import (
     Cancel,
@@ -890,8 +888,7 @@ class Store(DelayStore):
             total = would.total + would.more
             if limit is not None:
                 total = limit if total > MAX_COUNTED else min(limit, total)
-            selection, hide_tag = selection_of(change, wanted), hides_tag(change)
-            entry = JobEntry(actor, change.action, selection, because=because, hide_tag=hide_tag, total=total)
+            entry = JobEntry(actor, change, wanted, because=because, total=total)
             begin = partial(jobs.begin, tables=self.tables, entry=entry, conn_id=self.conn_id, at_once=at_once)
             seq = retried(self.engine, begin)
         entry.written(seq)

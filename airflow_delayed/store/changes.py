@@ -6,11 +6,12 @@ A decision is a pure function. :class:`airflow_delayed.store.bulk_changes.BulkCh
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from sqlalchemy import (
     Connection,
@@ -26,7 +27,9 @@ from sqlalchemy import (
     delete,
     func,
     literal,
+    not_,
     null,
+    or_,
     select,
     union_all,
 )
@@ -40,6 +43,7 @@ from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.filters import (
     BOTH,
     CANCELLED,
+    Conditions,
     FilterArgs,
     MessageFilter,
     MessageState,
@@ -103,21 +107,51 @@ class Location:
 Decided = Sequence[tuple[Location, Outcome]]
 
 
-class MessageChange(Protocol):
+class MessageChange(ABC):
     """A change of messages."""
+
+    __slots__ = ()
 
     #: Its name in the audit.
     action: ClassVar[str]
     #: The tables whose messages a filter selects.
     where: ClassVar[Sequence[Where]]
+    #: The audit may not name the tag of a selection.
+    hides_tag: ClassVar[bool] = False
+    #: It writes remembered ids whose message nothing else locks any more.
+    writes_past: ClassVar[bool] = False
+    #: Its :meth:`take` can change waiting messages in one statement of PostgreSQL.
+    takes: ClassVar[bool] = False
 
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """What the audit has of it beside the selection."""
+        return {}
+
+    def conditions(self, table: Table) -> Conditions:
+        """Return further conditions for the messages of a table that a filter selects."""
+        return []
+
+    @abstractmethod
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return the outcome for a message without a lease, or for an id without a message."""
-        ...
 
+    @abstractmethod
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
         """Change messages whose rows this transaction has locked."""
-        ...
+
+    def take(
+        self, connection: Connection, tables: Tables, places: Mapping[str, str], wanted: MessageFilter, now: datetime
+    ) -> list[str]:
+        """Change waiting messages in one statement, and return the ids of the messages that it left.
+
+        :param places: where each message was, by its id.
+        """
+        return [*places]
+
+    def selection(self, wanted: MessageFilter) -> dict[str, Any]:
+        """Return the selection of a change by filter, for the audit."""
+        return {**wanted.criteria, **self.details}
 
 
 def filter_of_change(change: MessageChange, args: FilterArgs, *, own_conn_id: str) -> MessageFilter:
@@ -138,7 +172,7 @@ def filter_of_change(change: MessageChange, args: FilterArgs, *, own_conn_id: st
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(MessageChange):
     """Remove messages, failed ones too, and remember their ids as cancelled.
 
     :param grace: keep the messages for so long, in which :class:`Restore` can bring them back; zero: keep none.
@@ -147,6 +181,7 @@ class Cancel:
     grace: timedelta = timedelta(0)
     action: ClassVar[str] = "cancel"
     where: ClassVar[Sequence[Where]] = BOTH
+    takes: ClassVar[bool] = True
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return CANCELLED for each message in the store."""
@@ -185,7 +220,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Restore:
+class Restore(MessageChange):
     """Take cancels back: the messages wait again, or are failed ones again, as they were.
 
     :param overdue_ok: also messages whose due time has passed; they are dispatched at once.
@@ -194,6 +229,10 @@ class Restore:
     overdue_ok: bool = False
     action: ClassVar[str] = "restore"
     where: ClassVar[Sequence[Where]] = ("cancelled",)
+
+    def conditions(self, table: Table) -> Conditions:
+        """Return the condition for messages that are kept; its time is a parameter of a page."""
+        return [table.c.Until > bindparam("now", type_=table.c.Until.type)]
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return RESTORED for a cancelled message that is kept, and neither expired nor overdue."""
@@ -228,11 +267,13 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
-class Erase:
+class Erase(MessageChange):
     """Remove messages and all records of them but id and time, which keep a late retry from sending them again."""
 
     action: ClassVar[str] = "erase"
     where: ClassVar[Sequence[Where]] = (*BOTH, "cancelled")
+    hides_tag: ClassVar[bool] = True
+    writes_past: ClassVar[bool] = True
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return ERASED, or DISPATCHED for a delivered message, of which :meth:`apply` blanks the record."""
@@ -255,7 +296,7 @@ class Erase:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
+class Withdraw(MessageChange):
     """Remove what one run of a task has stored since a time as if it had never been stored: no id is remembered.
 
     Messages of notifiers stay, which store them for the run of the task that they are about.
@@ -268,6 +309,16 @@ class Withdraw:
     since: datetime
     action: ClassVar[str] = "withdraw"
     where: ClassVar[Sequence[Where]] = BOTH
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """Since when they were stored."""
+        return {"since": self.since.isoformat()}
+
+    def conditions(self, table: Table) -> Conditions:
+        """Return the conditions for messages of that run and time."""
+        columns, by_notifier = table.c, table.c.Tag.startswith(NOTIFIER, autoescape=True)
+        return [columns.Run == self.run, columns.StoredAt >= self.since, or_(columns.Tag.is_(None), not_(by_notifier))]
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return WITHDRAWN for a message of that run and time."""
@@ -286,12 +337,21 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
-class Reschedule:
+class Reschedule(MessageChange):
     """Change the due time of waiting messages. Their digest stays, by which a retry of their send recognises them."""
 
     due_at: datetime
     action: ClassVar[str] = "reschedule"
     where: ClassVar[Sequence[Where]] = ("messages",)
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """The new due time."""
+        return {"to": self.due_at.isoformat()}
+
+    def conditions(self, table: Table) -> Conditions:
+        """Return the condition by which a message that was rescheduled is not found again on a later page."""
+        return [table.c.Time != self.due_at]
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return RESCHEDULED for a waiting message that does not expire before its new due time."""
@@ -317,7 +377,7 @@ class Reschedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(MessageChange):
     """Let failed messages wait again, as if they had never failed; they are dispatched at once if they are due."""
 
     action: ClassVar[str] = "retry"
@@ -344,13 +404,17 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class Purge:
+class Purge(MessageChange):
     """Remove messages that failed or expired before a time, and remember their ids as purged."""
 
     before: datetime
     reasons: Sequence[str]
     action: ClassVar[str] = "purge"
     where: ClassVar[Sequence[Where]] = ("failed",)
+
+    def conditions(self, table: Table) -> Conditions:
+        """Return the condition for messages that failed or expired before the time."""
+        return [table.c.FailedAt < self.before]
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return PURGED for a message that failed or expired, for one of the reasons, before the time."""
