@@ -28,6 +28,7 @@ from sqlalchemy import (
     type_coerce,
 )
 
+from airflow_delayed.errors import WrongToken
 from airflow_delayed.identity import SentBy
 from airflow_delayed.store import audit, remembered_ids
 from airflow_delayed.store.audit import AuditEntry
@@ -37,7 +38,7 @@ from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.engine import retried
-from airflow_delayed.store.filters import BOTH, FilterArgs, MessageFilter, MessageState, Where
+from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, Where
 from airflow_delayed.store.outcomes import NAMED_IDS, Outcome, Outcomes
 from airflow_delayed.store.queries import PAGE, DatabaseTime, Place, behind_place, first_rows, only_run, page_values
 from airflow_delayed.store.records import count_rows, place_of, token_of
@@ -123,7 +124,8 @@ class BulkChanges:
         :param limit: consider at most so many; ``next`` of the outcomes is where to continue, and ``more`` of a dry
             run is the number of messages behind it.
         :param after: continue there.
-        :raises ValueError: ``after`` is no token, or ``limit`` is not positive.
+        :raises WrongToken: ``after`` is no token of such a change.
+        :raises ValueError: ``limit`` is not positive.
         """
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit} is not positive")
@@ -342,7 +344,7 @@ class IdPages:
     :param after: the ``next`` of an earlier iteration.
     :param database_time: reads the database's clock.
     :param places: yield waiting messages with their places where the database has them.
-    :raises ValueError: ``after`` is no such token.
+    :raises WrongToken: ``after`` is no such token.
     """
 
     def __init__(
@@ -441,14 +443,6 @@ def _columns(table: Table, *, placed: bool) -> list[ColumnElement[Any]]:
     return [type_coerce(table.c.Time, TIMESTAMP(timezone=True)), table.c.Id, cast(own_place(), Text)]
 
 
-def check_token(after: str) -> None:
-    """Check the token of :attr:`IdPages.next`, of any table.
-
-    :raises ValueError: it is none.
-    """
-    _todo((*BOTH, "cancelled"), after)
-
-
 def _token(where: Where, place: Place | None) -> str:
     return where if place is None else f"{where}.{token_of(*place)}"
 
@@ -458,6 +452,6 @@ def _todo(where: Sequence[Where], after: str | None) -> list[tuple[Where, Place 
         return [(one, None) for one in where]
     name, _, place = after.partition(".")
     if name not in where:
-        raise ValueError("after= is no token of a change by filter; give the next of the last answer")
+        raise WrongToken("after= is no token of a change by filter; give the next of the last answer")
     begin = where[list(where).index(name) :]  # type: ignore[arg-type]
     return [(one, place_of(place) if one == name and place else None) for one in begin]

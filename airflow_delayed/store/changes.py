@@ -74,11 +74,6 @@ GONE: Mapping[str, Outcome] = {
 }
 
 
-#: The state of the messages that a change is about, by the change's name; another state in its filter is an error.
-_ONLY = {"restore": CANCELLED, "retry": MessageState.FAILED.value}
-_DONE = {"restore": "restored", "retry": "retried"}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
     """Where the message of an id is; ``where`` is "past" for a remembered id, and None for an unknown one.
@@ -116,6 +111,8 @@ class MessageChange(ABC):
     action: ClassVar[str]
     #: The tables whose messages a filter selects.
     where: ClassVar[Sequence[Where]]
+    #: The only state that a filter may have, and what becomes of its messages.
+    only: ClassVar[tuple[str, str] | None] = None
     #: The audit may not name the tag of a selection.
     hides_tag: ClassVar[bool] = False
     #: It writes remembered ids whose message nothing else locks any more.
@@ -149,26 +146,44 @@ class MessageChange(ABC):
         """
         return [*places]
 
+    @classmethod
+    def check(
+        cls,
+        ids: Sequence[str] | None,
+        filters: FilterArgs,
+        *,
+        own_conn_id: str,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> MessageFilter:
+        """Return the filter of a change, which has no criterion if the change is by ids.
+
+        :param ids: None: the change is by filter.
+        :param own_conn_id: the store's connection.
+        :raises WrongState: the filter has a state whose messages the change leaves as they are.
+        :raises ValueError: neither ids nor a criterion is given, or both; or ids and what belongs to a filter.
+        """
+        state = filters.get("state")
+        if cls.only is not None and state not in (None, (only := cls.only[0]), [only], (only,)):
+            raise WrongState(f"{cls.action}: state={state!r}: only {only} messages are {cls.only[1]}")
+        left = take_left(filters)
+        if left and (left != (CANCELLED,) or CANCELLED not in cls.where):
+            raise WrongState(
+                f"{cls.action}: state={left[0]!r}: these messages have left the store; cancelled ones can be restored"
+                " or erased, and of all others only the ids are there"
+            )
+        wanted = replace(filter_of(filters, own_conn_id=own_conn_id), cancelled=bool(left))
+        if ids is not None and wanted.criteria:
+            raise ValueError(f"{cls.action}: give ids or a filter, and not both")
+        if ids is None and not wanted.criteria:
+            raise ValueError(f"{cls.action}: give ids, tag= or another filter; a filter needs a criterion")
+        if ids is not None and not (limit is None and after is None):
+            raise ValueError(f"{cls.action}: limit= and after= are for a filter")
+        return wanted
+
     def selection(self, wanted: MessageFilter) -> dict[str, Any]:
         """Return the selection of a change by filter, for the audit."""
         return {**wanted.criteria, **self.details}
-
-
-def filter_of_change(change: MessageChange, args: FilterArgs, *, own_conn_id: str) -> MessageFilter:
-    """Return the filter of a change; that of a restore or an erase may have the state "cancelled".
-
-    :param own_conn_id: the store's connection.
-    :raises WrongState: it has a state whose messages the change leaves as they are.
-    :raises ValueError: it has another state of messages that have left the store.
-    """
-    only, state = _ONLY.get(change.action), args.get("state")
-    if only is not None and state not in (None, only, [only], (only,)):
-        done = f"{only} messages are {_DONE[change.action]}"
-        raise WrongState(f"{change.action}: state={state!r}: only {done}")
-    left = take_left(args) if "cancelled" in change.where else ()
-    if left not in ((), (CANCELLED,)):
-        raise ValueError(f"{change.action}: state={left[0]!r}: only the ids of these messages are there")
-    return replace(filter_of(args, own_conn_id=own_conn_id), cancelled=bool(left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +244,7 @@ class Restore(MessageChange):
     overdue_ok: bool = False
     action: ClassVar[str] = "restore"
     where: ClassVar[Sequence[Where]] = ("cancelled",)
+    only: ClassVar[tuple[str, str] | None] = CANCELLED, "restored"
 
     def conditions(self, table: Table) -> Conditions:
         """Return the condition for messages that are kept; its time is a parameter of a page."""
@@ -382,6 +398,7 @@ class Retry(MessageChange):
 
     action: ClassVar[str] = "retry"
     where: ClassVar[Sequence[Where]] = ("failed",)
+    only: ClassVar[tuple[str, str] | None] = MessageState.FAILED.value, "retried"
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return RETRIED for a failed message that has not expired."""

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, func, null, select
 
 from airflow_delayed.delivery import BatchBounds
-from airflow_delayed.errors import InvalidMessage, LimitExceeded
+from airflow_delayed.errors import InvalidMessage, LimitExceeded, WrongToken
 from airflow_delayed.identity import Origin, digest_of
 from airflow_delayed.message import DelayedMessage, check_text, from_microseconds, microseconds
 from airflow_delayed.store.database import slices
@@ -120,13 +120,13 @@ def token_of(due_at: datetime, message_id: str) -> str:
 def place_of(token: str) -> tuple[datetime, str]:
     """Return due time and id of a token.
 
-    :raises ValueError: it is not a token.
+    :raises WrongToken: it is not a token.
     """
     try:
         due, _, message_id = urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode().partition(" ")
         return from_microseconds(int(due)), message_id
     except (ValueError, OverflowError):
-        raise ValueError("after= is no token of a listed message; give the .token of the last one") from None
+        raise WrongToken("after= is no token of a listed message; give the .token of the last one") from None
 
 
 def columns(tables: Tables, where: Where, *, leased: bool = True) -> Sequence[ColumnElement[Any]]:

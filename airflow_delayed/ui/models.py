@@ -13,10 +13,12 @@ from unicodedata import category
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from airflow_delayed.criteria import one_of
 from airflow_delayed.delivery import Finding
 from airflow_delayed.identity import MAX_NAME, SentBy
 from airflow_delayed.store.api import (
     DISPATCHED,
+    MAX_BECAUSE,
     NAMES_HOSTS,
     AuditRecord,
     DeliveredMessage,
@@ -25,7 +27,6 @@ from airflow_delayed.store.api import (
     Pause,
     StoreCondition,
     StoreCounts,
-    check_token,
 )
 from airflow_delayed.store.policy import MAX_DESTINATION, MAX_TAG
 from airflow_delayed.store.records import Content, Remembered, StoredMessage, place_of
@@ -55,6 +56,7 @@ MAX_IDS = 1000
 _Text = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\x00]*$")]
 MessageId = Annotated[_Text, StringConstraints(max_length=MAX_ID)]
 _Name = Annotated[_Text, StringConstraints(max_length=MAX_NAME)]
+Because = Annotated[str, StringConstraints(max_length=MAX_BECAUSE)]
 
 
 def _token(value: str) -> str:
@@ -64,15 +66,6 @@ def _token(value: str) -> str:
 
 #: The place where a list goes on.
 _After = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_token)]
-
-
-def _change_token(value: str) -> str:
-    check_token(value)
-    return value
-
-
-#: The place where a change goes on.
-_From = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_change_token)]
 
 
 def _check_not_null(body: BaseModel, names: Iterable[str]) -> None:
@@ -180,14 +173,13 @@ class ChangeBody(BaseModel):
     most: int | None = Field(
         default=None, ge=1, description="Of a filter: look at no more than so many, such as a dry run has counted"
     )
-    after: _From | None = Field(default=None, description="Of a filter: the last answer's next")
-    because: str | None = Field(default=None, max_length=1000, description="The reason, for the audit")
+    after: str | None = Field(default=None, max_length=2000, description="Of a filter: the last answer's next")
+    because: Because | None = Field(default=None, description="The reason, for the audit")
 
     @model_validator(mode="after")
     def _one_of(self) -> ChangeBody:
         _check_not_null(self, ["ids"])
-        if (self.ids is None) == (self.filter is None):
-            raise ValueError("give ids or filter, and not both")
+        one_of(ids=self.ids, filter=self.filter)
         if self.filter is not None:
             _check_criteria(self.filter)
         return self
@@ -227,8 +219,7 @@ class RescheduleBody(ChangeBody):
 
     @model_validator(mode="after")
     def _when(self) -> RescheduleBody:
-        if (self.due_at is None) == (self.delay_seconds is None):
-            raise ValueError("give due_at or delay_seconds, and not both")
+        one_of(due_at=self.due_at, delay_seconds=self.delay_seconds)
         return self
 
 
@@ -245,18 +236,17 @@ class JobBody(BaseModel):
     due_at: AwareDatetime | None = None
     delay_seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     overdue_ok: bool = Field(default=False, description="Of a restore: also messages whose due time has passed")
-    because: str | None = Field(default=None, max_length=1000, description="The reason, for the audit")
+    because: Because | None = Field(default=None, description="The reason, for the audit")
 
     @model_validator(mode="after")
     def _as_its_change(self) -> JobBody:
         _check_criteria(self.filter)
-        times = 2 - (self.due_at, self.delay_seconds).count(None)
-        if times != (self.action == "reschedule"):
-            raise ValueError("give due_at or delay_seconds to a reschedule, not both, and to nothing else")
+        if self.action == "reschedule":
+            one_of(due_at=self.due_at, delay_seconds=self.delay_seconds)
+        elif (self.due_at, self.delay_seconds) != (None, None):
+            raise ValueError("due_at and delay_seconds are for a reschedule")
         if self.overdue_ok and self.action != "restore":
             raise ValueError("overdue_ok is for a restore")
-        if self.filter.state == ["cancelled"] and self.action not in ("restore", "erase"):
-            raise ValueError("state: cancelled messages can be restored or erased, and nothing else")
         return self
 
 
