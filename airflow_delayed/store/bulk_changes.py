@@ -38,11 +38,11 @@ from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.engine import retried
-from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, Where
+from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState
 from airflow_delayed.store.outcomes import NAMED_IDS, Outcome, Outcomes
 from airflow_delayed.store.queries import PAGE, DatabaseTime, Place, behind_place, first_rows, only_run, page_values
 from airflow_delayed.store.records import count_rows, place_of, token_of
-from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.schema import Tables, Where
 
 #: How long to wait in all for messages in flight, and between two attempts; in seconds.
 IN_FLIGHT_WAIT = 0.5
@@ -393,7 +393,7 @@ class IdPages:
 
     def _page(self, where: Where, place: Place | None, size: int) -> Sequence[tuple[Any, ...]]:
         """Return the due time and the id of each message, and its place if it has one."""
-        table: Table = getattr(self._tables, where)
+        table = self._tables.of(where)
         with dialect_of(self._engine).read_only(self._engine) as connection:
             run, _ = only_run(connection, self._tables, self._wanted)
             # several runs are read from a join, in which no row has a place
@@ -420,7 +420,7 @@ class IdPages:
         """Count the messages behind the limit, up to a million."""
         counted = 0
         for where, place in self._todo:
-            table: Table = getattr(self._tables, where)
+            table = self._tables.of(where)
             conditions = self._wanted.conditions(self._tables, where)
             if conditions is not None:
                 with self._engine.connect().execution_options(read_only=True) as connection:

@@ -47,7 +47,6 @@ from airflow_delayed.store.filters import (
     FilterArgs,
     MessageFilter,
     MessageState,
-    Where,
     failed_state,
     filter_of,
     state_of,
@@ -56,7 +55,7 @@ from airflow_delayed.store.filters import (
 )
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.records import remove_rows
-from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.schema import Tables, Where
 
 #: The columns that a change reads.
 _READ = (
@@ -469,7 +468,7 @@ def _remove_and_record(
     """
     dialect = dialect_of(connection)
     for where in BOTH:
-        source: Table = getattr(tables, where)
+        source = tables.of(where)
         ids = [found.message_id for found in gone if found.where == where]
         if not dialect.claims_at_once:
             if until is not None:
@@ -516,7 +515,7 @@ def _wake(connection: Connection, tables: Tables, moved: Sequence[Location], ear
 
 def _remove(connection: Connection, tables: Tables, gone: Sequence[Location]) -> None:
     for where in BOTH:
-        table: Table = getattr(tables, where)
+        table = tables.of(where)
         remove_rows(connection, table, [found.message_id for found in gone if found.where == where])
 
 
@@ -582,7 +581,7 @@ def locate(
 def _rows(
     connection: Connection, tables: Tables, where: Where, ids: Sequence[str], wanted: MessageFilter, *, lock: bool
 ) -> list[dict[str, Any]]:
-    table: Table = getattr(tables, where)
+    table = tables.of(where)
     dialect, rows = dialect_of(connection), list[dict[str, Any]]()
     names = [*_read_of(table), "Matches"]
     for some in slices(ids):
@@ -632,7 +631,7 @@ def _present(connection: Connection, tables: Tables, ids: Sequence[str], places:
     """Return the ids that are in a table: locked by another transaction, or just moved from one table to the other."""
     found, dialect = set[str](), dialect_of(connection)
     for some in slices(ids):
-        each = (getattr(tables, where).c.Id for where in places)
+        each = (tables.of(where).c.Id for where in places)
         these = (select(one).where(dialect.among(one, some)) for one in each)
         found.update(connection.execute(union_all(*these)).scalars())
     return found

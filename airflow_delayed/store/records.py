@@ -22,9 +22,9 @@ from airflow_delayed.message import DelayedMessage, check_text, from_microsecond
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import NoTime
-from airflow_delayed.store.filters import MessageState, Where, claimed_until, failed_state, state_of
+from airflow_delayed.store.filters import MessageState, claimed_until, failed_state, state_of
 from airflow_delayed.store.policy import MAX_DESTINATION, MAX_QUEUE_NAME, MAX_TAG
-from airflow_delayed.store.schema import MAX_BODY, MAX_HEADER_BYTES, Tables
+from airflow_delayed.store.schema import MAX_BODY, MAX_HEADER_BYTES, Tables, Where
 
 #: ``json.dumps`` would make an encoder for each message.
 #: The name in the JSON of the column Headers under which the headers of the trace are. No header has an empty name, so
@@ -134,7 +134,7 @@ def columns(tables: Tables, where: Where, *, leased: bool = True) -> Sequence[Co
 
     :param leased: False: no dispatcher can have a lease of any of the rows.
     """
-    table = getattr(tables, where)
+    table = tables.of(where)
     shown = [table.c[name] for name in SHOWN]
     if where == "failed":
         return [*shown, table.c.Reason, table.c.FailedAt]
