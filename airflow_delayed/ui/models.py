@@ -15,7 +15,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from airflow_delayed.criteria import one_of
 from airflow_delayed.delivery import Finding
-from airflow_delayed.identity import MAX_NAME, SentBy
+from airflow_delayed.identity import MAX_NAME, Origin, SentBy
 from airflow_delayed.store.api import (
     DISPATCHED,
     MAX_BECAUSE,
@@ -330,15 +330,6 @@ class DispatcherResponse(ApiModel):
         return self.model_copy(update={**hidden, "dag_id": dag_id})
 
 
-class LastDispatched(ApiModel):
-    """The message that was dispatched last."""
-
-    at: datetime
-    message_id: str
-    destination: str | None
-    dispatcher: str | None
-
-
 class FindingResponse(ApiModel):
     """A condition that an operator should know."""
 
@@ -438,7 +429,7 @@ class StoreSummary(StoreHealth):
     remembered: int | None = Field(description="Ids of messages that are gone")
     forecast_late_seconds: float = Field(default=0, description="Of the latest of what falls due within a day")
     oldest_due: datetime | None = Field(description="The due time of the message that is due for longest")
-    last_dispatched: LastDispatched | None
+    last_dispatched: DeliveredMessage | None
     by_minute: list[Bar] = Field(description="60 minutes")
     by_hour: list[Bar] = Field(description="24 hours")
 
@@ -481,19 +472,6 @@ def _bars(counted: Mapping[datetime, int]) -> list[Bar]:
     return [Bar(begin=begin, messages=count) for begin, count in counted.items()]
 
 
-class MessageOrigin(ApiModel):
-    """The task that sent it; ``task_id`` is empty if the message is about the run itself.
-
-    ``map_index`` is -1 unless the task was mapped; ``iteration`` is that of a task loop.
-    """
-
-    dag_id: str
-    run_id: str
-    task_id: str
-    map_index: int
-    iteration: int | None
-
-
 class MessageResponse(ApiModel):
     """A message that is in the store: all but headers and body."""
 
@@ -510,7 +488,7 @@ class MessageResponse(ApiModel):
     stored_at: datetime | None
     replaced_at: datetime | None
     failed_at: datetime | None
-    origin: MessageOrigin | None
+    origin: Origin | None
     cancellable_until: datetime | None = Field(
         default=None,
         description="Of what waits: no dispatcher takes it before then; null: unknown, or it may be taken now",
@@ -546,7 +524,7 @@ class TombstoneResponse(ApiModel):
     due_at: datetime | None
     deliver_conn_id: str | None = Field(description="Null as well: a queue table in the store's database, or unknown")
     tag: str | None
-    origin: MessageOrigin | None
+    origin: Origin | None
     restorable_until: datetime | None = Field(description="A cancel can be taken back until then; null: it cannot")
     may_change: bool = Field(default=False, description="This user may take its cancel back")
     late_seconds: float | None = Field(description="Dispatched so many seconds after it was due; 0 if ahead of it")
