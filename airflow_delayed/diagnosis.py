@@ -292,10 +292,10 @@ def with_paused(
     """
     found: dict[str | None, F] = {}
     for conn_id, (dag_id, is_paused) in dags.items():
-        name = store if conn_id is None else conn_id
-        late = [one for one in lateness if one.conn_id == name and one.overdue]
         if not is_paused:
             continue
+        name = store if conn_id is None else conn_id
+        late = [one for one in lateness if one.conn_id == name and one.overdue]
         if late:
             since = at - timedelta(seconds=max(one.late_seconds for one in late))
             names = some([f"{one.destination} ({one.overdue:,})" for one in late], separator=", ")
