@@ -33,3 +33,12 @@ def passed(**parameters: object) -> dict[str, Any]:
         if value is None:
             raise NullCriterion(name)
     return {name: value for name, value in parameters.items() if value is not UNSET}
+
+
+def one_of(**parameters: object) -> None:
+    """Check that one of two parameters was given, the other is None.
+
+    :raises ValueError: both were, or neither.
+    """
+    if list(parameters.values()).count(None) != 1:
+        raise ValueError(f"give {'= or '.join(parameters)}=, and not both")

@@ -7,7 +7,8 @@ paused, which Airflow alone knows. So findings that follow from another one beco
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from shlex import quote
@@ -39,6 +40,11 @@ _DIFFERS = (
 _LOGIN = (
     "correct the login, the password or the schema that Airflow has for it under Admin, Connections, or give that user"
     " its rights; until then its messages wait"
+)
+_UNSTICK = "consume, or declare, the destination that airflow delayed doctor names (destination-full, missing, binding)"
+_REBALANCE = (
+    "; on a cluster of RabbitMQ 3.10, after a leader was lost and when all queues are well: rabbitmq-queues rebalance"
+    " quorum"
 )
 #: What the transports and the drivers of databases say when a server accepts a connection and does not answer.
 _TIMED_OUT = ("timeout expired", "timed out", "no answer in time")
@@ -118,6 +124,7 @@ class Late(Protocol):
 
 
 F = TypeVar("F", bound=Described)
+T = TypeVar("T")
 
 
 def merged(found: Iterable[tuple[str, F]], join: Callable[[F, F], F]) -> list[tuple[str, F]]:
@@ -149,23 +156,69 @@ def _follows(finding: Described, conn_id: str, other: Described) -> bool:
     return finding.code in _FOLLOWS and other.code in NO_ANSWER
 
 
-def is_silence(text: str) -> bool:
-    """Return whether an error says that a server takes connections and does not answer."""
-    return any(words in text for words in _TIMED_OUT)
-
-
-def no_answer_remedy(code: str, text: str) -> str | None:
-    """Return what to do about a connection that gives no answer.
+def no_answer(conn_id: str, text: str, *, away: bool, silent: bool = False) -> Finding:
+    """Return the finding for a connection that gives no answer.
 
     :param text: its error.
+    :param away: its server refuses or cannot be reached; else the connection could not be examined.
+    :param silent: the server takes connections and does not answer; also if its error says so.
     """
-    return _LOGIN if code == "unreachable" and _REFUSED_LOGIN.search(text) else _REMEDIES.get(code)
+    silent = silent or any(words in text for words in _TIMED_OUT)
+    code = ("silent" if silent else "unreachable") if away else "not-examined"
+    remedy = _LOGIN if code == "unreachable" and _REFUSED_LOGIN.search(text) else _REMEDIES.get(code)
+    return Finding(state=State.BLOCKED, resource=f"connection {conn_id!r}", found=text, code=code, remedy=remedy)
 
 
-def paused_dags(runs: Sequence[Run]) -> dict[str | None, str]:
-    """Return by connection the DAG that dispatched last, if it is paused; see :func:`last_dags`."""
-    found = last_dags(runs, lambda _: True)
-    return {name: dag_id for name, (dag_id, is_paused) in found.items() if is_paused}
+def grouped(found: Iterable[T], kind: Callable[[T], Hashable]) -> list[list[T]]:
+    """Return findings of the same kind together, in the order of the first of each kind."""
+    groups: dict[Hashable, list[T]] = {}
+    for one in found:
+        groups.setdefault(kind(one), []).append(one)
+    return list(groups.values())
+
+
+def one_of_each(found: Iterable[Finding]) -> list[Finding]:
+    """Return the first finding of each code, with the number of the others."""
+    return [
+        replace(first, resource=f"{first.where}, and {len(others)} others", argument=None) if others else first
+        for first, *others in grouped(found, lambda one: one.to_json()["code"])
+    ]
+
+
+def frequent_reason(failures: Iterable[tuple[str | None, int]]) -> str:
+    """Return what to add to the finding of failed messages: the reason of most of them, which not everybody may read.
+
+    :param failures: reasons, and how many messages failed for each.
+    """
+    counts = Counter[str]()
+    for reason, many in failures:
+        counts.update({reason: many} if reason else {})
+    return f", most of them because: {counts.most_common(1)[0][0]}" if counts else ""
+
+
+def unroutable(queue: str, messages: int) -> Finding:
+    """Return the finding for messages of RabbitMQ that no destination took."""
+    return Finding(
+        state=State.WARNING,
+        resource=f"queue {queue}",
+        found=f"{messages:,} messages whose destination was not there when they were due; redrive() sends them on",
+        code="unroutable",
+    )
+
+
+def stuck(resource: str, messages: int, *, has_members: bool = False) -> Finding:
+    """Return the finding for messages of delay levels that dead-lettering could not pass on.
+
+    :param has_members: the queue has members on several nodes.
+    """
+    return Finding(
+        state=State.WARNING,
+        resource=resource,
+        found=f"{messages:,} due messages are not taken by where they go next; if that lasts, a destination is full or"
+        " unroutable, and all behind them wait",
+        code="stuck",
+        remedy=_UNSTICK + (_REBALANCE if has_members else ""),
+    )
 
 
 def last_dags(
@@ -220,22 +273,27 @@ def _dispatches(dag_id: str, session: Session) -> bool:
     return any({"store_conn_id", "deliver_conn_ids"} <= {*task["__var"].get("template_fields", ())} for task in tasks)
 
 
-def of_paused(
+def with_paused(
     store: str,
-    paused: Mapping[str | None, str],
+    findings: Iterable[F],
+    dags: Mapping[str | None, tuple[str, bool]],
     lateness: Sequence[Late],
     next_due: Mapping[str, datetime],
     at: datetime,
-) -> dict[str, Finding]:
-    """Return by connection the finding of messages that wait for a paused DAG.
+    made: Callable[[Finding], F],
+) -> list[F]:
+    """Return findings of a store; of messages that wait for a paused DAG they say that, and not what the store says.
 
     :param store: the store's name, which stands for its queue tables.
-    :param paused: what :func:`paused_dags` has returned.
+    :param dags: what :func:`last_dags` has returned.
     :param lateness: of the store's destinations at the time ``at``.
     :param next_due: by connection, the next message that is not overdue.
+    :param made: makes a finding like the others.
     """
-    found = {}
-    for conn_id, dag_id in paused.items():
+    found: dict[str | None, F] = {}
+    for conn_id, (dag_id, is_paused) in dags.items():
+        if not is_paused:
+            continue
         name = store if conn_id is None else conn_id
         late = [one for one in lateness if one.conn_id == name and one.overdue]
         if late:
@@ -247,7 +305,7 @@ def of_paused(
             condition = f"the next is due at {next_due[name]:%Y-%m-%d %H:%M:%S} UTC"
         else:
             continue
-        found[name] = Finding(
+        finding = Finding(
             state=State.BLOCKED if late else State.WARNING,
             resource=f"messages of store {store!r} for connection {name!r}",
             found=f"{condition}; the DAG of the last dispatcher, {dag_id}, is paused",
@@ -255,7 +313,9 @@ def of_paused(
             remedy=f"unpause the DAG {dag_id}",
             deliver_conn_id=name,
         )
-    return found
+        found[name] = made(finding)
+    others = [one for one in findings if one.code != "no-dispatcher" or one.deliver_conn_id not in found]
+    return [*found.values(), *others]
 
 
 def with_remedies(conn_id: str, report: Iterable[Finding]) -> list[Finding]:
@@ -270,7 +330,7 @@ def with_remedies(conn_id: str, report: Iterable[Finding]) -> list[Finding]:
     remedy = f"install what is missing: {install}"
     redrive = (
         f"airflow delayed redrive --conn-id {quote(conn_id)} --dry-run names their destinations; when these exist, the"
-        " same without --dry-run sends the messages"
+        " same without --dry-run sends the messages, and so does the page"
     )
     remedies = {"unroutable": redrive, "destination-unbound": remedy}
 

@@ -88,6 +88,10 @@ class WrongState(InputError, ValueError):
     """The filter of a change has a state whose messages the change leaves as they are. Nothing was changed."""
 
 
+class WrongToken(InputError, ValueError):
+    """``after=`` is no token of such a list or change. Nothing was changed."""
+
+
 class NullCriterion(InputError):
     """A criterion of a filter was passed, and is None."""
 

@@ -55,7 +55,7 @@ _LISTED_STATE = _several(
 )
 _ERASED_STATE = _several("--state", f"{_IN_STATE}; or those whose cancel can still be taken back: cancelled")
 _REJECTS = _several("--rejects", "With --tag: a file of rejected rows on this machine; also several")
-_RESTORED_STATE = _several("--state", "All messages whose cancel can still be taken back", choices=("cancelled",))
+_RESTORED_STATE = _several("--state", "All messages whose cancel can still be taken back: cancelled")
 _OVERDUE_OK = _switch("--overdue-ok", "Also messages that are due by now; they are dispatched at once")
 _LIMIT = _arg("--limit", "At most so many; 0: all (default: 100)", type=int, default=100)
 _AFTER = _arg("--after", "Go on where a list ended, with the token that it gave")

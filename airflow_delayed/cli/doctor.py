@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import closing
@@ -21,11 +20,12 @@ from airflow_delayed.delivery import DelayStore, Finding, State, delivery_for
 from airflow_delayed.diagnosis import (
     NO_ANSWER,
     clock_difference,
-    is_silence,
+    frequent_reason,
+    grouped,
+    last_dags,
     merged,
-    no_answer_remedy,
-    of_paused,
-    paused_dags,
+    no_answer,
+    with_paused,
     with_remedies,
 )
 from airflow_delayed.errors import TopologyError, TransportUnavailable, explained, one_line, some
@@ -37,8 +37,6 @@ from airflow_delayed.threads import in_thread
 EXAMINE_SECONDS = 15.0
 #: Of each connection, so many destinations of a store's messages are verified.
 MAX_DESTINATIONS = 100
-#: The reasons of so many failed messages are compared.
-MAX_REASONS = 1000
 #: Seconds for the forecast, which reads all that falls due within a day.
 _FORECAST_SECONDS = 8.0
 #: What suffices for ``hold_over`` beside a dispatcher that stays.
@@ -154,7 +152,7 @@ def _side_by_side(
     wait(answers.values(), timeout=seconds)
     silent = f"no answer within {seconds:g} s"
     return {
-        conn_id: answer.result() if answer.done() else Examination([_silent(conn_id, silent)])
+        conn_id: answer.result() if answer.done() else Examination([no_answer(conn_id, silent, away=True, silent=True)])
         for conn_id, answer in answers.items()
     }
 
@@ -212,28 +210,21 @@ def _verify_destinations(conn_id: str, stores: Mapping[str, str]) -> Examination
     return Examination(with_remedies(conn_id, found))
 
 
-def _with_reason(store: DelayedStoreHook, findings: Iterable[Finding]) -> list[Finding]:
-    """Add the most frequent reason to the finding of failed messages: not everybody who sees the page may read it."""
-    return [
-        replace(each, found=f"{each.found}{_frequent_reason(store)}") if each.code == "failed" else each
-        for each in findings
-    ]
+def _with_reason(store: DelayedStoreHook, found: Iterable[Finding]) -> list[Finding]:
+    """Add the most frequent reason to the finding of failed messages."""
+    return [replace(each, found=f"{each.found}{_reason(store)}") if each.code == "failed" else each for each in found]
 
 
-def _frequent_reason(store: DelayedStoreHook) -> str:
-    reasons = Counter(each.last_error for each in store.list(state="failed", limit=MAX_REASONS) if each.last_error)
-    return f", most of them because: {reasons.most_common(1)[0][0]}" if reasons else ""
+def _reason(store: DelayedStoreHook) -> str:
+    return frequent_reason((group.reason, group.count) for group in store.failures()[0])
 
 
 def _with_paused(store: DelayedStoreHook, findings: Sequence[Finding]) -> list[Finding]:
-    """Say of messages that wait for a paused DAG that they do, in place of what the store says of them."""
-    paused = paused_dags(store.dispatchers())
-    if not paused:
+    dags = last_dags(store.dispatchers(), lambda _: True)
+    if not any(is_paused for _, is_paused in dags.values()):
         return list(findings)
     state = store.condition()
-    of_dags = of_paused(store.conn_id, paused, state.lateness, state.next_due, state.at)
-    others = [one for one in findings if one.code != "no-dispatcher" or one.deliver_conn_id not in of_dags]
-    return [*of_dags.values(), *others]
+    return with_paused(store.conn_id, findings, dags, state.lateness, state.next_due, state.at, lambda one: one)
 
 
 def _forecast(store: DelayedStoreHook) -> list[Finding]:
@@ -281,40 +272,16 @@ def _failed(conn_id: str, error: Exception) -> Finding:
     text = (str(error) if isinstance(error, AirflowException) else explained(error)).removeprefix(
         f"connection {conn_id!r}: "
     )
-    away = isinstance(error, TransportUnavailable)
-    if away and is_silence(text):
-        return _silent(conn_id, text)
-    return Finding(
-        state=State.BLOCKED,
-        resource=f"connection {conn_id!r}",
-        found=text,
-        code="unreachable" if away else "not-examined",
-        remedy=no_answer_remedy("unreachable", text)
-        if away
-        else _DEFINE
-        if isinstance(error, AirflowNotFoundException)
-        else None,
-    )
-
-
-def _silent(conn_id: str, found: str) -> Finding:
-    return Finding(
-        state=State.BLOCKED,
-        resource=f"connection {conn_id!r}",
-        found=found,
-        code="silent",
-        remedy=no_answer_remedy("silent", found),
-    )
+    finding = no_answer(conn_id, text, away=isinstance(error, TransportUnavailable))
+    return replace(finding, remedy=_DEFINE) if isinstance(error, AirflowNotFoundException) else finding
 
 
 def _print(found: Iterable[tuple[str, Finding]]) -> None:
     """Print findings; those of one connection with the same cause together, such as all that needs a right."""
-    groups: dict[tuple[str, ...], list[Finding]] = {}
-    for conn_id, finding in found:
-        groups.setdefault((finding.severity, conn_id, finding.what, finding.remedy or ""), []).append(finding)
-    for (severity, conn_id, what, remedy), findings in groups.items():
-        codes = dict.fromkeys(str(finding.to_json()["code"]) for finding in findings)
-        print(f"{severity}: connection {one_line(conn_id)}: {', '.join(codes)}")
-        print(f"    {one_line('; '.join(finding.where for finding in findings))}: {one_line(what)}")
-        if remedy:
-            print(f"    What to do: {one_line(remedy)}")
+    for group in grouped(found, lambda one: (one[1].severity, one[0], one[1].what, one[1].remedy)):
+        conn_id, first = group[0]
+        codes = dict.fromkeys(str(finding.to_json()["code"]) for _, finding in group)
+        print(f"{first.severity}: connection {one_line(conn_id)}: {', '.join(codes)}")
+        print(f"    {one_line('; '.join(finding.where for _, finding in group))}: {one_line(first.what)}")
+        if first.remedy:
+            print(f"    What to do: {one_line(first.remedy)}")

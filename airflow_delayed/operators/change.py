@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from airflow.sdk import BaseOperator
 
 from airflow_delayed.compat import AirflowException, AirflowFailException
-from airflow_delayed.criteria import UNSET, Unset, passed
+from airflow_delayed.criteria import UNSET, Unset, one_of, passed
 from airflow_delayed.errors import InputError, UnsupportedConnection, check_choice, some
 from airflow_delayed.identity import SentBy
 from airflow_delayed.links import DeliveriesLink
@@ -373,11 +373,11 @@ class DelayedRescheduleOperator(ChangeOperator):
         super().__init__(**kwargs)
         self.due_at = due_at
         self.delay = delay
-        self._check_due()
+        one_of(due_at=self.due_at, delay=self.delay)
 
     def prepare_change(self, store: DelayedStoreHook, context: Context) -> dict[str, Any]:
         """Return the new due time."""
-        self._check_due()
+        one_of(due_at=self.due_at, delay=self.delay)
         if self.due_at is not None:
             return {"due_at": parse_moment("due_at", self.due_at)}
         assert self.delay is not None
@@ -387,10 +387,6 @@ class DelayedRescheduleOperator(ChangeOperator):
     def change(self, store: DelayedStoreHook, **arguments: Any) -> Outcomes:
         """Reschedule messages."""
         return store.reschedule(**arguments)
-
-    def _check_due(self) -> None:
-        if (self.due_at is None) == (self.delay is None):
-            raise ValueError("give due_at= or delay=, and not both")
 
 
 class DelayedRetryOperator(ChangeOperator):

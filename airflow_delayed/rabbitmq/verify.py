@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from airflow_delayed import diagnosis
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.errors import some
 from airflow_delayed.rabbitmq import cluster
@@ -279,11 +280,6 @@ def leaks(topology: Topology, destinations: Iterable[str], facts: Facts) -> Iter
 
 
 _STUCK = "messages stuck in dead-lettering"
-_UNSTICK = "consume, or declare, the destination that findings of this report name (destination-full, missing, binding)"
-_REBALANCE = (
-    "; on a cluster of RabbitMQ 3.10, after a leader was lost and when all queues are well: rabbitmq-queues rebalance"
-    " quorum"
-)
 
 
 def stuck(topology: Topology, top_position: int | None, facts: Facts) -> Iterator[Finding]:
@@ -298,14 +294,7 @@ def stuck(topology: Topology, top_position: int | None, facts: Facts) -> Iterato
         yield unknown("stuck", _STUCK, f"the broker has no statistics (yet) of {some(unseen, separator=', ')}")
     for queue in there:
         if queue.stuck:
-            yield Finding(
-                state=State.WARNING,
-                resource=f"queue {queue.name}",
-                found=f"{queue.stuck:,} due messages are not taken by where they go next; if that lasts, a destination"
-                " is full or unroutable, and all behind them wait",
-                code="stuck",
-                remedy=_UNSTICK + (_REBALANCE if len(queue.members) > 1 else ""),
-            )
+            yield diagnosis.stuck(f"queue {queue.name}", queue.stuck, has_members=len(queue.members) > 1)
 
 
 #: The effect of a policy's setting on a level queue; DIFFERS if messages come at a wrong time or get lost by it.
@@ -367,11 +356,7 @@ def unroutable(topology: Topology, facts: Facts, count: int | None) -> Iterator[
     """
     name = topology.unroutable_queue
     if count:
-        yield warning(
-            "unroutable",
-            f"queue {name}",
-            f"{count:,} messages whose destination was not there when they were due; redrive() sends them on",
-        )
+        yield diagnosis.unroutable(name, count)
     if count is None and not topology.unroutable:
         applied = facts.applied(topology.delivery_exchange, "exchanges")
         if any(policy.definition.get("alternate-exchange") == name for policy in applied):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import BotoCoreError, ClientError
 
 from airflow_delayed.delivery import Finding, State, TopologyReport
-from airflow_delayed.errors import LimitExceeded, TopologyError
+from airflow_delayed.errors import AccessDenied, LimitExceeded, TopologyError
 from airflow_delayed.sqs import queues
 from airflow_delayed.sqs.batch import AddressedEntry, BatchSender, change_visibility, delete_batch
 from airflow_delayed.sqs.client import QueueUrls, is_missing, translated
@@ -37,7 +37,7 @@ from airflow_delayed.sqs.settings import (
     destination_attributes,
     redrive_policy,
 )
-from airflow_delayed.sqs.stats import QueueDepths, depth_of, expiry_risk
+from airflow_delayed.sqs.stats import QueueDepths, depth_findings, depth_of
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -58,6 +58,16 @@ class ExistingQueue:
     name: str
     url: str
     attributes: Attributes
+
+
+def _depths(there: ExistingQueue, dead: ExistingQueue | None, fifo: ExistingQueue | None = None) -> QueueDepths:
+    policy = redrive_policy(there.attributes)
+    return QueueDepths(
+        destination=depth_of(there.name, there.attributes),
+        delay_queue=depth_of(fifo.name, fifo.attributes) if fifo else None,
+        dead_letter_queue=depth_of(dead.name, dead.attributes) if dead else None,
+        max_receive_count=policy[1] if policy else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +134,11 @@ class QueueAdmin:
         :raises TopologyError: the destination does not exist.
         """
         there = self.destination(destination)
-        fifo = self.look(destination, True)
+        return _depths(there, self._dead_letter_queue(there), self.look(destination, True))
+
+    def _dead_letter_queue(self, there: ExistingQueue) -> ExistingQueue | None:
         policy = redrive_policy(there.attributes)
-        dead = self.by_arn(policy[0]) if policy else None
-        return QueueDepths(
-            destination=depth_of(there.name, there.attributes),
-            delay_queue=depth_of(fifo.name, fifo.attributes) if fifo else None,
-            dead_letter_queue=depth_of(dead.name, dead.attributes) if dead else None,
-            max_receive_count=policy[1] if policy else None,
-        )
+        return self.by_arn(policy[0]) if policy else None
 
     def attributes(self, name: str, url: str) -> Attributes | None:
         """Return a queue's settings and counts, or None if it does not exist."""
@@ -165,13 +171,17 @@ class QueueAdmin:
             findings += self._destination(destination, there, settings, mode, target)
             if far:
                 findings += self.delay_queue(destination, settings, mode)
-            if there and mode == InstallMode() and (risk := expiry_risk(depth_of(there.name, there.attributes))):
-                findings.append(
-                    Finding(
-                        state=State.WARNING, resource=queues.resource(there.name), found=risk, destination=destination
-                    )
-                )
+            if there and mode == InstallMode():
+                findings += (one for one in self._depth_findings(there) if one not in findings)
         return findings
+
+    def _depth_findings(self, there: ExistingQueue) -> Iterator[Finding]:
+        try:
+            dead = self._dead_letter_queue(there)
+        except AccessDenied:
+            # a sender need not have rights on it
+            dead = None
+        return depth_findings(_depths(there, dead))
 
     def delay_queue(self, destination: str, settings: QueueSettings, mode: InstallMode) -> list[Finding]:
         """Compare, make or repair the delay queue of one destination."""

@@ -244,7 +244,7 @@ _LOOK = _sqs("GetQueueUrl", "GetQueueAttributes")
 NEEDS: Sequence[Need] = (
     Need("verify", DESTINATION, _LOOK),
     Need("verify", DELAY_QUEUE, _LOOK, "unrestricted_delay is on"),
-    Need("verify", DEAD_LETTER_QUEUE, _LOOK, "settings name one"),
+    Need("verify", DEAD_LETTER_QUEUE, _LOOK, "settings name one; otherwise only to count dead letters"),
     Need("install", DESTINATION, _LOOK),
     Need("install", DESTINATION, _sqs("CreateQueue"), "create_destinations=True"),
     Need("install", DESTINATION, _sqs("SetQueueAttributes"), "repair=True"),

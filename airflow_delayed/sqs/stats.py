@@ -12,13 +12,13 @@ counts a message of over 64 KiB as one request for each 64 KiB begun.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Any
 
-from airflow_delayed.reports import LATEST, Counts
-from airflow_delayed.sqs.queues import MAX_DELAY
+from airflow_delayed.reports import LATEST, Counts, Finding, State
+from airflow_delayed.sqs.queues import MAX_DELAY, resource
 
 #: Messages in a full batch.
 BATCH = 10
@@ -274,6 +274,28 @@ def expiry_risk(destination: QueueDepth) -> str | None:
         f"{waiting:,} messages wait and {in_flight:,} are in flight, which can take up to {slowest / 86_400:,.1f} days;"
         f" a message is {kept}, and is lost if not read by then"
     )
+
+
+def depth_findings(depths: QueueDepths) -> Iterator[Finding]:
+    """Report dead letters, and a destination whose messages could expire unread."""
+    dead = depths.dead_letter_queue
+    if dead is not None and dead.waiting:
+        yield Finding(
+            state=State.WARNING,
+            resource=resource(dead.queue),
+            found=f"{dead.waiting:,} dead letters: messages that their consumer received again and again, and never"
+            " deleted",
+            code="dead-letters",
+            remedy="when the consumer is repaired, move them back: on the page, or by SqsDelayHook.redrive",
+        )
+    if risk := expiry_risk(depths.destination):
+        yield Finding(
+            state=State.WARNING,
+            resource=resource(depths.destination.queue),
+            found=risk,
+            code="could-expire",
+            remedy="start more consumers, or raise the queue's retention",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

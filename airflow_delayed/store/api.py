@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import lineage
-from airflow_delayed.criteria import UNSET, Unset, passed
+from airflow_delayed.criteria import UNSET, Unset, one_of, passed
 from airflow_delayed.delivery import (
     BatchBounds,
     Clock,
@@ -46,15 +46,12 @@ from airflow_delayed.store import (
     setup,
     streams,
 )
-from airflow_delayed.store.audit import AuditEntry, AuditRecord, hash_of, of_ids, system_user
+from airflow_delayed.store.audit import MAX_BECAUSE, AuditEntry, AuditRecord, hash_of, of_ids, system_user
 from airflow_delayed.store.bulk_changes import (
     MAX_COUNTED,
     REMEMBERED,
     BulkChanges,
     ChangeArgs,
-    check_token,
-    hides_tag,
-    selection_of,
 )
 from airflow_delayed.store.changes import (
     Cancel,
@@ -64,7 +61,6 @@ from airflow_delayed.store.changes import (
     Restore,
     Retry,
     Withdraw,
-    filter_of_change,
 )
 from airflow_delayed.store.counts import DispatcherSeen, Progress, StoreCounts
 from airflow_delayed.store.database import Dialect
@@ -129,6 +125,7 @@ T = TypeVar("T")
 __all__ = [
     "DISPATCHED",
     "LATE_AFTER",
+    "MAX_BECAUSE",
     "MAX_COUNTED",
     "NAMES_HOSTS",
     "REASONS",
@@ -137,6 +134,7 @@ __all__ = [
     "DeliveredMessage",
     "DispatcherSeen",
     "Escalation",
+    "FailureGroup",
     "Forecast",
     "Job",
     "JobSeen",
@@ -150,6 +148,7 @@ __all__ = [
     "RunAttempt",
     "RunFailure",
     "RunFailures",
+    "SearchMatch",
     "Store",
     "StoreCondition",
     "StoreCounts",
@@ -157,7 +156,6 @@ __all__ = [
     "Timeline",
     "TooManyJobs",
     "UnpauseReport",
-    "check_token",
     "close_engine",
     "engine_options",
     "first_line",
@@ -761,8 +759,7 @@ class Store(DelayStore):
         """
         # a wrong keyword is an error before the database is asked for its time
         self._filter(filters)
-        if (due_at is None) == (delay is None):
-            raise ValueError("reschedule: give due_at= or delay=, and not both")
+        one_of(due_at=due_at, delay=delay)
         if due_at is None:
             with self._ready():
                 due_at = due_after(self.now(), delay_of(delay or 0))
@@ -881,17 +878,14 @@ class Store(DelayStore):
         if action == Cancel.action:
             options = {"grace": self.cancel_grace(), **options}
         change = JOB_ACTIONS[action](**options)
-        wanted = filter_of_change(change, filters, own_conn_id=self.conn_id)
-        if not wanted.criteria:
-            raise ValueError(f"{action}: a job needs a criterion")
+        wanted = change.check(None, filters, own_conn_id=self.conn_id)
         changes = self._changes
         with self._ready():
             would = changes.by_filter(change, wanted, who=actor, dry_run=True, limit=1)
             total = would.total + would.more
             if limit is not None:
                 total = limit if total > MAX_COUNTED else min(limit, total)
-            selection, hide_tag = selection_of(change, wanted), hides_tag(change)
-            entry = JobEntry(actor, change.action, selection, because=because, hide_tag=hide_tag, total=total)
+            entry = JobEntry(actor, change, wanted, because=because, total=total)
             begin = partial(jobs.begin, tables=self.tables, entry=entry, conn_id=self.conn_id, at_once=at_once)
             seq = retried(self.engine, begin)
         entry.written(seq)
@@ -1250,13 +1244,8 @@ class Store(DelayStore):
         because: str | None = None,
         **filters: Unpack[FilterArgs],
     ) -> Outcomes:
-        wanted, chosen = filter_of_change(change, filters, own_conn_id=self.conn_id), _ids(ids)
-        if chosen is not None and wanted.criteria:
-            raise ValueError(f"{change.action}: give ids or a filter, and not both")
-        if chosen is None and not wanted.criteria:
-            raise ValueError(f"{change.action}: give ids, tag= or another filter; a filter needs a criterion")
-        if chosen is not None and not (limit is None and after is None):
-            raise ValueError(f"{change.action}: limit= and after= are for a filter")
+        chosen = _ids(ids)
+        wanted = change.check(chosen, filters, own_conn_id=self.conn_id, limit=limit, after=after)
         who = actor or self.actor()
         changes = self._changes
         with self._ready():

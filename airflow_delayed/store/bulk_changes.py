@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -23,29 +22,27 @@ from sqlalchemy import (
     Engine,
     Table,
     Text,
-    bindparam,
     cast,
     func,
-    not_,
-    or_,
     select,
     type_coerce,
 )
 
-from airflow_delayed.identity import NOTIFIER, SentBy
+from airflow_delayed.errors import WrongToken
+from airflow_delayed.identity import SentBy
 from airflow_delayed.store import audit, remembered_ids
 from airflow_delayed.store.audit import AuditEntry
 from airflow_delayed.store.bulk import own_place
-from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Purge, Reschedule, Restore, Withdraw, locate
+from airflow_delayed.store.changes import MessageChange, Purge, Withdraw, locate
 from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.engine import retried
-from airflow_delayed.store.filters import BOTH, Conditions, FilterArgs, MessageFilter, MessageState, Where
+from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState
 from airflow_delayed.store.outcomes import NAMED_IDS, Outcome, Outcomes
 from airflow_delayed.store.queries import PAGE, DatabaseTime, Place, behind_place, first_rows, only_run, page_values
 from airflow_delayed.store.records import count_rows, place_of, token_of
-from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.schema import Tables, Where
 
 #: How long to wait in all for messages in flight, and between two attempts; in seconds.
 IN_FLIGHT_WAIT = 0.5
@@ -105,7 +102,7 @@ class BulkChanges:
         asked = list(dict.fromkeys(ids))
         found = Outcomes()
         if asked:
-            entry = AuditEntry(who, change.action, {**audit.of_ids(asked), **_details(change)}, because=because)
+            entry = AuditEntry(who, change.action, {**audit.of_ids(asked), **change.details}, because=because)
             _finish(self._run(change, slices(asked), MessageFilter(), entry, found, dry_run=dry_run))
         in_order = Outcomes()
         in_order.add({message_id: found[message_id] for message_id in asked})
@@ -127,15 +124,15 @@ class BulkChanges:
         :param limit: consider at most so many; ``next`` of the outcomes is where to continue, and ``more`` of a dry
             run is the number of messages behind it.
         :param after: continue there.
-        :raises ValueError: ``after`` is no token, or ``limit`` is not positive.
+        :raises WrongToken: ``after`` is no token of such a change.
+        :raises ValueError: ``limit`` is not positive.
         """
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit} is not positive")
         found = Outcomes(NAMED_IDS)
-        entry = AuditEntry(
-            who, change.action, selection_of(change, wanted), because=because, hide_tag=hides_tag(change)
-        )
-        pages = self._pages_of(change, wanted, limit=limit, after=after)
+        selection = change.selection(wanted)
+        entry = AuditEntry(who, change.action, selection, because=because, hide_tag=change.hides_tag)
+        pages = self._pages(change, wanted, limit=limit, after=after)
         _finish(self._run(change, pages, wanted, entry, found, dry_run=dry_run, continued=after is not None))
         found.next = pages.next
         if dry_run and found.next is not None:
@@ -150,7 +147,7 @@ class BulkChanges:
         :param entry: a row of the audit that is written already.
         :param limit: consider at most so many.
         """
-        pages = self._pages_of(change, wanted, limit=limit)
+        pages = self._pages(change, wanted, limit=limit)
         return self._run(change, pages, wanted, entry, Outcomes(0), dry_run=False)
 
     def withdraw(
@@ -161,10 +158,8 @@ class BulkChanges:
         :param seconds: begin with no further thousand messages after that.
         """
         found, wanted, end = Outcomes(0), MessageFilter(sent_by=sent_by), self._monotonic() + seconds
-        selection = {**selection_of(change, wanted), "since": change.since.isoformat()}
-        entry = AuditEntry(who, change.action, selection, because=because)
-        steps = self._run(change, self._pages_of(change, wanted, limit=None), wanted, entry, found, dry_run=False)
-        for _ in steps:
+        entry = AuditEntry(who, change.action, change.selection(wanted), because=because)
+        for _ in self._run(change, self._pages(change, wanted), wanted, entry, found, dry_run=False):
             if self._monotonic() >= end:
                 return found, False
         return found, True
@@ -190,44 +185,22 @@ class BulkChanges:
             self._forget(before, entry, found, dry_run=dry_run)
         states = tuple(MessageState(reason) for reason in reasons if reason != REMEMBERED)
         if states:
-            wanted = MessageFilter(states=states)
-            pages = self._pages(wanted, ["failed"], partial(_failed_before, before))
-            _finish(self._run(Purge(before, states), pages, wanted, entry, found, dry_run=dry_run))
+            change, wanted = Purge(before, states), MessageFilter(states=states)
+            _finish(self._run(change, self._pages(change, wanted), wanted, entry, found, dry_run=dry_run))
         return found
 
-    def _pages_of(
-        self, change: MessageChange, wanted: MessageFilter, *, limit: int | None, after: str | None = None
-    ) -> IdPages:
-        more: Callable[[Table], Conditions] = _no_conditions
-        if isinstance(change, Reschedule):
-            more = partial(_due_at_another_time, change.due_at)
-        if isinstance(change, Restore):
-            more = _still_kept
-        if isinstance(change, Withdraw):
-            more = partial(_stored_since, change)
-        places = isinstance(change, Cancel) and wanted.states is None and dialect_of(self._engine).claims_at_once
-        return self._pages(wanted, change.where, more, limit=limit, after=after, places=places)
-
     def _pages(
-        self,
-        wanted: MessageFilter,
-        where: Sequence[Where],
-        more: Callable[[Table], Conditions],
-        *,
-        limit: int | None = None,
-        after: str | None = None,
-        places: bool = False,
+        self, change: MessageChange, wanted: MessageFilter, *, limit: int | None = None, after: str | None = None
     ) -> IdPages:
         return IdPages(
             self._engine,
             self._tables,
+            change,
             wanted,
-            where=where,
-            more=more,
             limit=limit,
             after=after,
             database_time=self._database_time,
-            places=places,
+            places=change.takes and wanted.states is None and dialect_of(self._engine).claims_at_once,
         )
 
     def _forget(self, before: datetime, entry: AuditEntry, found: Outcomes, *, dry_run: bool) -> None:
@@ -314,8 +287,7 @@ class BulkChanges:
                 wanted,
                 lock=not dry_run,
                 cancelled_too="cancelled" in change.where,
-                # it writes ids whose message nothing else locks any more
-                past_too=isinstance(change, Erase),
+                past_too=change.writes_past,
             )
             decided = [(one, Outcome.IN_FLIGHT if one.leased else change.decide(one, now)) for one in located]
             outcomes = {one.message_id: outcome for one, outcome in decided}
@@ -333,8 +305,8 @@ class BulkChanges:
     def _take(
         self, change: MessageChange, ids: Ids, wanted: MessageFilter, entry: AuditEntry, found: Outcomes
     ) -> Sequence[str]:
-        """Cancel in one statement what it can, and return the ids of the other messages."""
-        if not isinstance(change, Cancel) or not isinstance(ids, Mapping):
+        """Change in one statement what it can, and return the ids of the other messages."""
+        if not isinstance(ids, Mapping):
             return list(ids)
 
         def work(connection: Connection) -> tuple[list[str], dict[str, Outcome], int]:
@@ -358,83 +330,43 @@ class BulkChanges:
             return work(connection)
 
 
-def _no_conditions(table: Table) -> Conditions:
-    return []
-
-
-def _due_at_another_time(due_at: datetime, table: Table) -> Conditions:
-    # a message that was rescheduled is not found again on a later page
-    return [table.c.Time != due_at]
-
-
-def _still_kept(table: Table) -> Conditions:
-    # the parameter of a page
-    return [table.c.Until > bindparam("now", type_=table.c.Until.type)]
-
-
-def _stored_since(change: Withdraw, table: Table) -> Conditions:
-    by_notifier = table.c.Tag.startswith(NOTIFIER, autoescape=True)
-    return [table.c.Run == change.run, table.c.StoredAt >= change.since, or_(table.c.Tag.is_(None), not_(by_notifier))]
-
-
-def _failed_before(before: datetime, table: Table) -> Conditions:
-    return [table.c.FailedAt < before]
-
-
 def _finish(steps: Iterator[None]) -> None:
     for _ in steps:
         pass
 
 
-def selection_of(change: MessageChange, wanted: MessageFilter) -> dict[str, Any]:
-    """Return the selection of a change by filter, for the audit."""
-    return {**wanted.criteria, **_details(change)}
-
-
-def hides_tag(change: MessageChange) -> bool:
-    """Return whether the audit may not name the tag of a selection."""
-    return isinstance(change, Erase)
-
-
-def _details(change: MessageChange) -> dict[str, Any]:
-    return {"to": change.due_at.isoformat()} if isinstance(change, Reschedule) else {}
-
-
 class IdPages:
-    """Yields the ids of all messages that match a filter, a page at a time, one table after the other.
+    """Yields the ids of all messages that a change by filter selects, a page at a time, one table after the other.
 
     It reads each page when the caller asks for it, and can be iterated once.
 
-    :param where: the tables to read, messages before failed.
-    :param more: further conditions for a table.
     :param limit: end after so many; ``next`` is then where to continue.
     :param after: the ``next`` of an earlier iteration.
     :param database_time: reads the database's clock.
     :param places: yield waiting messages with their places where the database has them.
-    :raises ValueError: ``after`` is no such token.
+    :raises WrongToken: ``after`` is no such token.
     """
 
     def __init__(
         self,
         engine: Engine,
         tables: Tables,
+        change: MessageChange,
         wanted: MessageFilter,
         *,
-        where: Sequence[Where],
-        more: Callable[[Table], Conditions],
-        limit: int | None = None,
-        after: str | None = None,
+        limit: int | None,
+        after: str | None,
         database_time: DatabaseTime,
-        places: bool = False,
+        places: bool,
     ) -> None:
         self._engine = engine
         self._tables = tables
         self._wanted = wanted
-        self._more = more
+        self._more = change.conditions
         self._places = places
         self._limit = limit
         self._database_time = database_time
-        self._todo = _todo(where, after)
+        self._todo = _todo(change.where, after)
         #: The token of the place where the limit ended the iteration; None: there are no more messages.
         self.next: str | None = None
 
@@ -461,7 +393,7 @@ class IdPages:
 
     def _page(self, where: Where, place: Place | None, size: int) -> Sequence[tuple[Any, ...]]:
         """Return the due time and the id of each message, and its place if it has one."""
-        table: Table = getattr(self._tables, where)
+        table = self._tables.of(where)
         with dialect_of(self._engine).read_only(self._engine) as connection:
             run, _ = only_run(connection, self._tables, self._wanted)
             # several runs are read from a join, in which no row has a place
@@ -488,7 +420,7 @@ class IdPages:
         """Count the messages behind the limit, up to a million."""
         counted = 0
         for where, place in self._todo:
-            table: Table = getattr(self._tables, where)
+            table = self._tables.of(where)
             conditions = self._wanted.conditions(self._tables, where)
             if conditions is not None:
                 with self._engine.connect().execution_options(read_only=True) as connection:
@@ -511,14 +443,6 @@ def _columns(table: Table, *, placed: bool) -> list[ColumnElement[Any]]:
     return [type_coerce(table.c.Time, TIMESTAMP(timezone=True)), table.c.Id, cast(own_place(), Text)]
 
 
-def check_token(after: str) -> None:
-    """Check the token of :attr:`IdPages.next`, of any table.
-
-    :raises ValueError: it is none.
-    """
-    _todo((*BOTH, "cancelled"), after)
-
-
 def _token(where: Where, place: Place | None) -> str:
     return where if place is None else f"{where}.{token_of(*place)}"
 
@@ -528,6 +452,6 @@ def _todo(where: Sequence[Where], after: str | None) -> list[tuple[Where, Place 
         return [(one, None) for one in where]
     name, _, place = after.partition(".")
     if name not in where:
-        raise ValueError("after= is no token of a change by filter; give the next of the last answer")
+        raise WrongToken("after= is no token of a change by filter; give the next of the last answer")
     begin = where[list(where).index(name) :]  # type: ignore[arg-type]
     return [(one, place_of(place) if one == name and place else None) for one in begin]

@@ -6,11 +6,12 @@ A decision is a pure function. :class:`airflow_delayed.store.bulk_changes.BulkCh
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from sqlalchemy import (
     Connection,
@@ -26,7 +27,9 @@ from sqlalchemy import (
     delete,
     func,
     literal,
+    not_,
     null,
+    or_,
     select,
     union_all,
 )
@@ -40,10 +43,10 @@ from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.filters import (
     BOTH,
     CANCELLED,
+    Conditions,
     FilterArgs,
     MessageFilter,
     MessageState,
-    Where,
     failed_state,
     filter_of,
     state_of,
@@ -52,7 +55,7 @@ from airflow_delayed.store.filters import (
 )
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.records import remove_rows
-from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.schema import Tables, Where
 
 #: The columns that a change reads.
 _READ = (
@@ -68,11 +71,6 @@ GONE: Mapping[str, Outcome] = {
     Outcome.PURGED.value: Outcome.ALREADY_REMOVED,
     Outcome.ERASED.value: Outcome.ALREADY_REMOVED,
 }
-
-
-#: The state of the messages that a change is about, by the change's name; another state in its filter is an error.
-_ONLY = {"restore": CANCELLED, "retry": MessageState.FAILED.value}
-_DONE = {"restore": "restored", "retry": "retried"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,42 +101,92 @@ class Location:
 Decided = Sequence[tuple[Location, Outcome]]
 
 
-class MessageChange(Protocol):
+class MessageChange(ABC):
     """A change of messages."""
+
+    __slots__ = ()
 
     #: Its name in the audit.
     action: ClassVar[str]
     #: The tables whose messages a filter selects.
     where: ClassVar[Sequence[Where]]
+    #: The only state that a filter may have, and what becomes of its messages.
+    only: ClassVar[tuple[str, str] | None] = None
+    #: The audit may not name the tag of a selection.
+    hides_tag: ClassVar[bool] = False
+    #: It writes remembered ids whose message nothing else locks any more.
+    writes_past: ClassVar[bool] = False
+    #: Its :meth:`take` can change waiting messages in one statement of PostgreSQL.
+    takes: ClassVar[bool] = False
 
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """What the audit has of it beside the selection."""
+        return {}
+
+    def conditions(self, table: Table) -> Conditions:
+        """Return further conditions for the messages of a table that a filter selects."""
+        return []
+
+    @abstractmethod
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return the outcome for a message without a lease, or for an id without a message."""
-        ...
 
+    @abstractmethod
     def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
         """Change messages whose rows this transaction has locked."""
-        ...
 
+    def take(
+        self, connection: Connection, tables: Tables, places: Mapping[str, str], wanted: MessageFilter, now: datetime
+    ) -> list[str]:
+        """Change waiting messages in one statement, and return the ids of the messages that it left.
 
-def filter_of_change(change: MessageChange, args: FilterArgs, *, own_conn_id: str) -> MessageFilter:
-    """Return the filter of a change; that of a restore or an erase may have the state "cancelled".
+        :param places: where each message was, by its id.
+        """
+        return [*places]
 
-    :param own_conn_id: the store's connection.
-    :raises WrongState: it has a state whose messages the change leaves as they are.
-    :raises ValueError: it has another state of messages that have left the store.
-    """
-    only, state = _ONLY.get(change.action), args.get("state")
-    if only is not None and state not in (None, only, [only], (only,)):
-        done = f"{only} messages are {_DONE[change.action]}"
-        raise WrongState(f"{change.action}: state={state!r}: only {done}")
-    left = take_left(args) if "cancelled" in change.where else ()
-    if left not in ((), (CANCELLED,)):
-        raise ValueError(f"{change.action}: state={left[0]!r}: only the ids of these messages are there")
-    return replace(filter_of(args, own_conn_id=own_conn_id), cancelled=bool(left))
+    @classmethod
+    def check(
+        cls,
+        ids: Sequence[str] | None,
+        filters: FilterArgs,
+        *,
+        own_conn_id: str,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> MessageFilter:
+        """Return the filter of a change, which has no criterion if the change is by ids.
+
+        :param ids: None: the change is by filter.
+        :param own_conn_id: the store's connection.
+        :raises WrongState: the filter has a state whose messages the change leaves as they are.
+        :raises ValueError: neither ids nor a criterion is given, or both; or ids and what belongs to a filter.
+        """
+        state = filters.get("state")
+        if cls.only is not None and state not in (None, (only := cls.only[0]), [only], (only,)):
+            raise WrongState(f"{cls.action}: state={state!r}: only {only} messages are {cls.only[1]}")
+        left = take_left(filters)
+        if left and (left != (CANCELLED,) or CANCELLED not in cls.where):
+            raise WrongState(
+                f"{cls.action}: state={left[0]!r}: these messages have left the store; cancelled ones can be restored"
+                " or erased, and of all others only the ids are there"
+            )
+        wanted = replace(filter_of(filters, own_conn_id=own_conn_id), cancelled=bool(left))
+        if ids is not None and wanted.criteria:
+            raise ValueError(f"{cls.action}: give ids or a filter, and not both")
+        if ids is None and not wanted.criteria:
+            raise ValueError(f"{cls.action}: give ids, tag= or another filter; a filter needs a criterion")
+        if ids is not None and not (limit is None and after is None):
+            raise ValueError(f"{cls.action}: limit= and after= are for a filter")
+        return wanted
+
+    def selection(self, wanted: MessageFilter) -> dict[str, Any]:
+        """Return the selection of a change by filter, for the audit."""
+        return {**wanted.criteria, **self.details}
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(MessageChange):
     """Remove messages, failed ones too, and remember their ids as cancelled.
 
     :param grace: keep the messages for so long, in which :class:`Restore` can bring them back; zero: keep none.
@@ -147,6 +195,7 @@ class Cancel:
     grace: timedelta = timedelta(0)
     action: ClassVar[str] = "cancel"
     where: ClassVar[Sequence[Where]] = BOTH
+    takes: ClassVar[bool] = True
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return CANCELLED for each message in the store."""
@@ -185,7 +234,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Restore:
+class Restore(MessageChange):
     """Take cancels back: the messages wait again, or are failed ones again, as they were.
 
     :param overdue_ok: also messages whose due time has passed; they are dispatched at once.
@@ -194,6 +243,11 @@ class Restore:
     overdue_ok: bool = False
     action: ClassVar[str] = "restore"
     where: ClassVar[Sequence[Where]] = ("cancelled",)
+    only: ClassVar[tuple[str, str] | None] = CANCELLED, "restored"
+
+    def conditions(self, table: Table) -> Conditions:
+        """Return the condition for messages that are kept; its time is a parameter of a page."""
+        return [table.c.Until > bindparam("now", type_=table.c.Until.type)]
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return RESTORED for a cancelled message that is kept, and neither expired nor overdue."""
@@ -228,11 +282,13 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
-class Erase:
+class Erase(MessageChange):
     """Remove messages and all records of them but id and time, which keep a late retry from sending them again."""
 
     action: ClassVar[str] = "erase"
     where: ClassVar[Sequence[Where]] = (*BOTH, "cancelled")
+    hides_tag: ClassVar[bool] = True
+    writes_past: ClassVar[bool] = True
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return ERASED, or DISPATCHED for a delivered message, of which :meth:`apply` blanks the record."""
@@ -255,7 +311,7 @@ class Erase:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
+class Withdraw(MessageChange):
     """Remove what one run of a task has stored since a time as if it had never been stored: no id is remembered.
 
     Messages of notifiers stay, which store them for the run of the task that they are about.
@@ -268,6 +324,16 @@ class Withdraw:
     since: datetime
     action: ClassVar[str] = "withdraw"
     where: ClassVar[Sequence[Where]] = BOTH
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """Since when they were stored."""
+        return {"since": self.since.isoformat()}
+
+    def conditions(self, table: Table) -> Conditions:
+        """Return the conditions for messages of that run and time."""
+        columns, by_notifier = table.c, table.c.Tag.startswith(NOTIFIER, autoescape=True)
+        return [columns.Run == self.run, columns.StoredAt >= self.since, or_(columns.Tag.is_(None), not_(by_notifier))]
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return WITHDRAWN for a message of that run and time."""
@@ -286,12 +352,21 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
-class Reschedule:
+class Reschedule(MessageChange):
     """Change the due time of waiting messages. Their digest stays, by which a retry of their send recognises them."""
 
     due_at: datetime
     action: ClassVar[str] = "reschedule"
     where: ClassVar[Sequence[Where]] = ("messages",)
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """The new due time."""
+        return {"to": self.due_at.isoformat()}
+
+    def conditions(self, table: Table) -> Conditions:
+        """Return the condition by which a message that was rescheduled is not found again on a later page."""
+        return [table.c.Time != self.due_at]
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return RESCHEDULED for a waiting message that does not expire before its new due time."""
@@ -317,11 +392,12 @@ class Reschedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(MessageChange):
     """Let failed messages wait again, as if they had never failed; they are dispatched at once if they are due."""
 
     action: ClassVar[str] = "retry"
     where: ClassVar[Sequence[Where]] = ("failed",)
+    only: ClassVar[tuple[str, str] | None] = MessageState.FAILED.value, "retried"
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return RETRIED for a failed message that has not expired."""
@@ -344,13 +420,17 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class Purge:
+class Purge(MessageChange):
     """Remove messages that failed or expired before a time, and remember their ids as purged."""
 
     before: datetime
     reasons: Sequence[str]
     action: ClassVar[str] = "purge"
     where: ClassVar[Sequence[Where]] = ("failed",)
+
+    def conditions(self, table: Table) -> Conditions:
+        """Return the condition for messages that failed or expired before the time."""
+        return [table.c.FailedAt < self.before]
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return PURGED for a message that failed or expired, for one of the reasons, before the time."""
@@ -388,7 +468,7 @@ def _remove_and_record(
     """
     dialect = dialect_of(connection)
     for where in BOTH:
-        source: Table = getattr(tables, where)
+        source = tables.of(where)
         ids = [found.message_id for found in gone if found.where == where]
         if not dialect.claims_at_once:
             if until is not None:
@@ -435,7 +515,7 @@ def _wake(connection: Connection, tables: Tables, moved: Sequence[Location], ear
 
 def _remove(connection: Connection, tables: Tables, gone: Sequence[Location]) -> None:
     for where in BOTH:
-        table: Table = getattr(tables, where)
+        table = tables.of(where)
         remove_rows(connection, table, [found.message_id for found in gone if found.where == where])
 
 
@@ -501,7 +581,7 @@ def locate(
 def _rows(
     connection: Connection, tables: Tables, where: Where, ids: Sequence[str], wanted: MessageFilter, *, lock: bool
 ) -> list[dict[str, Any]]:
-    table: Table = getattr(tables, where)
+    table = tables.of(where)
     dialect, rows = dialect_of(connection), list[dict[str, Any]]()
     names = [*_read_of(table), "Matches"]
     for some in slices(ids):
@@ -551,7 +631,7 @@ def _present(connection: Connection, tables: Tables, ids: Sequence[str], places:
     """Return the ids that are in a table: locked by another transaction, or just moved from one table to the other."""
     found, dialect = set[str](), dialect_of(connection)
     for some in slices(ids):
-        each = (getattr(tables, where).c.Id for where in places)
+        each = (tables.of(where).c.Id for where in places)
         these = (select(one).where(dialect.among(one, some)) for one in each)
         found.update(connection.execute(union_all(*these)).scalars())
     return found

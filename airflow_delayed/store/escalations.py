@@ -251,7 +251,7 @@ def take_back(connection: Connection, *, tables: Tables, success: RunAttempt, ch
             connection.execute(mark.values(Time=moment, At=now))
     taken, ended = TakenBack(), list[str]()
     for where in BOTH:
-        table: Table = getattr(tables, where)
+        table = tables.of(where)
         tagged = select(table.c.Id).where(table.c.Tag.in_([success.tag, *success.other_tags]))
         for message, conn_id, leased in _lock(connection, tables, table, tagged, now):
             failures = RunFailures.of(message.headers)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 from sqlalchemy import (
     BindParameter,
@@ -28,7 +28,7 @@ from airflow_delayed.criteria import passed
 from airflow_delayed.identity import SentBy
 from airflow_delayed.message import utc
 from airflow_delayed.store.runs import matching_runs
-from airflow_delayed.store.schema import LEFT, Tables, UtcTime
+from airflow_delayed.store.schema import LEFT, Tables, UtcTime, Where
 
 #: A dispatcher delivers at most so long ahead, so a message that is due later can only be waiting.
 FARTHEST_LOOKAHEAD = timedelta(days=1)
@@ -38,7 +38,6 @@ LONGEST_LEASE = timedelta(hours=1)
 CANCELLED = "cancelled"
 
 Conditions = list[ColumnElement[bool]]
-Where = Literal["messages", "failed", "cancelled"]
 #: Both tables of messages that are in the store.
 BOTH: tuple[Where, ...] = ("messages", "failed")
 
@@ -163,7 +162,7 @@ class MessageFilter:
 
         :param run: only this run of the matching ones.
         """
-        conditions = self.stable_conditions(tables, getattr(tables, where), run=run)
+        conditions = self.stable_conditions(tables, tables.of(where), run=run)
         if where == "cancelled":
             return conditions if self.states is None else None
         if self.cancelled:

@@ -24,6 +24,7 @@ from airflow_delayed.store.bulk_changes import MAX_COUNTED
 from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedule, Restore, Retry
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.engine import retried
+from airflow_delayed.store.filters import MessageFilter
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.schema import MAX_ERROR, Tables
 
@@ -95,9 +96,9 @@ class JobEntry(AuditEntry):
     """
 
     def __init__(
-        self, who: str, action: str, selection: Mapping[str, Any], *, because: str | None, hide_tag: bool, total: int
+        self, who: str, change: MessageChange, wanted: MessageFilter, *, because: str | None, total: int
     ) -> None:
-        super().__init__(who, action, selection, because=because, hide_tag=hide_tag)
+        super().__init__(who, change.action, change.selection(wanted), because=because, hide_tag=change.hides_tag)
         self._total = total
         #: Somebody has stopped the job.
         self.is_stopped = False

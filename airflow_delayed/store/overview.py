@@ -83,7 +83,7 @@ def matching(engine: Engine, tables: Tables, wanted: MessageFilter, limit: int) 
     with dialect_of(engine).read_only(engine) as connection:
         values, counted = moments(database_time(connection)), 0
         for where in BOTH:
-            table = getattr(tables, where)
+            table = tables.of(where)
             conditions = wanted.conditions(tables, where)
             if conditions is not None and counted < limit:
                 some = select(table.c.Id).where(*conditions).limit(limit - counted).subquery()

@@ -47,9 +47,9 @@ from airflow_delayed.store.bulk_changes import MAX_COUNTED, BulkChanges
 from airflow_delayed.store.changes import Cancel
 from airflow_delayed.store.dialects import HashOf, database_time
 from airflow_delayed.store.engine import retried
-from airflow_delayed.store.filters import FARTHEST_LOOKAHEAD, OWN, Conditions, FilterArgs, MessageFilter, Where
+from airflow_delayed.store.filters import FARTHEST_LOOKAHEAD, OWN, Conditions, FilterArgs, MessageFilter
 from airflow_delayed.store.outcomes import Outcome, Outcomes
-from airflow_delayed.store.schema import Tables, UtcTime
+from airflow_delayed.store.schema import Tables, UtcTime, Where
 
 #: What becomes of messages that fell due during a pause.
 OnUnpause = Literal["spread", "at_once", "drop"]

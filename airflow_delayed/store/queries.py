@@ -34,11 +34,11 @@ from airflow_delayed.store import cancelled
 from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
-from airflow_delayed.store.filters import BOTH, CANCELLED, Conditions, MessageFilter, Where, moments
+from airflow_delayed.store.filters import BOTH, CANCELLED, Conditions, MessageFilter, moments
 from airflow_delayed.store.records import Remembered, StoredMessage, columns, of_runs, origin_of, place_of, stored
 from airflow_delayed.store.remembered_ids import DEAD_LETTERED, DISPATCHED, FIRST_ID, SENT
 from airflow_delayed.store.runs import matching_runs
-from airflow_delayed.store.schema import Tables, UtcTime
+from airflow_delayed.store.schema import Tables, UtcTime, Where
 
 #: Rows a page.
 PAGE = 1000
@@ -334,7 +334,7 @@ def _page_statement(
     :param leases: whether dispatchers may have leases of its messages.
     :param until: only messages that are due by the statement's parameter ``until``.
     """
-    table: Table = getattr(tables, where)
+    table = tables.of(where)
     return first_rows(
         dialect,
         tables,
@@ -356,7 +356,7 @@ def _ids_statement(tables: Tables, where: Where, wanted: MessageFilter) -> Selec
     conditions = wanted.conditions(tables, where)
     if conditions is None:
         return None
-    table: Table = getattr(tables, where)
+    table = tables.of(where)
     ids = bindparam("ids", type_=table.c.Id.type, expanding=True)
     statement = select(*columns(tables, where), *of_runs(tables)).select_from(_with_runs(tables, table))
     return statement.where(*conditions, table.c.Id.in_(ids))
@@ -395,7 +395,7 @@ def first_rows(
     :param of_run: columns of the table of runs; null for a message without a run.
     :return: None if no row can match.
     """
-    table: Table = getattr(tables, where)
+    table = tables.of(where)
     each_run = wanted.sent_by is not None and not one_run and dialect.reads_by_run
     run: ColumnElement[int] | None = tables.runs.c.Seq if each_run else None
     if one_run:

@@ -17,16 +17,16 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, func, null, select
 
 from airflow_delayed.delivery import BatchBounds
-from airflow_delayed.errors import InvalidMessage, LimitExceeded
+from airflow_delayed.errors import InvalidMessage, LimitExceeded, WrongToken
 from airflow_delayed.fields import FIELD_COLUMNS, FIELD_NAMES, FIELDS, MAX_TAG
 from airflow_delayed.identity import Origin, digest_of
 from airflow_delayed.message import DelayedMessage, check_text, from_microseconds, microseconds
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import NoTime
-from airflow_delayed.store.filters import MessageState, Where, claimed_until, failed_state, state_of
+from airflow_delayed.store.filters import MessageState, claimed_until, failed_state, state_of
 from airflow_delayed.store.policy import MAX_DESTINATION, MAX_QUEUE_NAME
-from airflow_delayed.store.schema import MAX_BODY, MAX_HEADER_BYTES, Tables
+from airflow_delayed.store.schema import MAX_BODY, MAX_HEADER_BYTES, Tables, Where
 
 #: The name in the JSON of the column Headers under which the headers of the trace are. No header has an empty name, so
 #: no user's header is there.
@@ -125,13 +125,13 @@ def token_of(due_at: datetime, message_id: str) -> str:
 def place_of(token: str) -> tuple[datetime, str]:
     """Return due time and id of a token.
 
-    :raises ValueError: it is not a token.
+    :raises WrongToken: it is not a token.
     """
     try:
         due, _, message_id = urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode().partition(" ")
         return from_microseconds(int(due)), message_id
     except (ValueError, OverflowError):
-        raise ValueError("after= is no token of a listed message; give the .token of the last one") from None
+        raise WrongToken("after= is no token of a listed message; give the .token of the last one") from None
 
 
 def columns(tables: Tables, where: Where, *, leased: bool = True) -> Sequence[ColumnElement[Any]]:
@@ -139,7 +139,7 @@ def columns(tables: Tables, where: Where, *, leased: bool = True) -> Sequence[Co
 
     :param leased: False: no dispatcher can have a lease of any of the rows.
     """
-    table = getattr(tables, where)
+    table = tables.of(where)
     shown = [table.c[name] for name in SHOWN]
     if where == "failed":
         return [*shown, table.c.Reason, table.c.FailedAt]

@@ -60,7 +60,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import (
     Column,
@@ -157,6 +157,10 @@ def text_column(length: int) -> TypeEngine[str]:
     return ByteText(length)
 
 
+#: The tables that have messages with their content.
+Where = Literal["messages", "failed", "cancelled"]
+
+
 @dataclass(frozen=True, slots=True)
 class Tables:
     """All tables of one store."""
@@ -174,6 +178,10 @@ class Tables:
     jobs: Table
     pauses: Table
     streams: Table
+
+    def of(self, where: Where) -> Table:
+        """Return a table of messages."""
+        return {"messages": self.messages, "failed": self.failed, "cancelled": self.cancelled}[where]
 
     def __iter__(self) -> Iterator[Table]:
         yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.runs, self.rates)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,8 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from airflow_delayed.delivery import Finding, State, TopologyReport, delivery_for
-from airflow_delayed.diagnosis import with_remedies
+from airflow_delayed.delivery import State, TopologyReport, delivery_for
+from airflow_delayed.diagnosis import one_of_each, with_remedies
 from airflow_delayed.message import utcnow
 from airflow_delayed.ui import security
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
@@ -101,6 +100,7 @@ class SqsSummary(ApiModel):
     dead_letter_queue: QueueResponse | None
     max_receive_count: int | None
     risk: str | None = Field(description="Why messages could expire unread; null: nothing says so")
+    findings: list[FindingResponse] = Field(description="Dead letters, and the risk, with what to do")
 
 
 class RedriveDestination(ApiModel):
@@ -180,15 +180,8 @@ def _differing(connection_id: str) -> list[FindingResponse]:
     """
     with closing(delivery_for(connection_id)) as hook:
         errors = [each for each in with_remedies(connection_id, hook.verify(())) if each.severity == "error"]
-    found = [each for each in errors if each.state is State.DIFFERS or each.code == "binding"]
-    by_code: dict[str, list[Finding]] = {}
-    for each in found:
-        by_code.setdefault(str(each.to_json()["code"]), []).append(each)
-    firsts = [
-        replace(first, resource=f"{first.where}, and {len(others)} others", argument=None) if others else first
-        for first, *others in by_code.values()
-    ]
-    return [FindingResponse.of(first) for first in firsts]
+    found = one_of_each(each for each in errors if each.state is State.DIFFERS or each.code == "binding")
+    return [FindingResponse.of(each) for each in found]
 
 
 @router.post("/rabbitmq/{connection_id}/redrive", dependencies=[is_rabbitmq, security.edits])
@@ -227,7 +220,7 @@ async def sqs(connection_id: str, queue: str, pool: HookPoolDep) -> SqsSummary:
 
     def make() -> SqsSummary:
         from airflow_delayed.hooks.sqs import SqsDelayHook
-        from airflow_delayed.sqs.stats import expiry_risk
+        from airflow_delayed.sqs.stats import depth_findings, expiry_risk
 
         with closing(SqsDelayHook(connection_id)) as hook:
             life = hook.life(queue)
@@ -241,6 +234,7 @@ async def sqs(connection_id: str, queue: str, pool: HookPoolDep) -> SqsSummary:
             dead_letter_queue=_queue(life.dead_letter_queue) if life.dead_letter_queue else None,
             max_receive_count=life.max_receive_count,
             risk=expiry_risk(life.destination),
+            findings=[FindingResponse.of(finding) for finding in depth_findings(life)],
         )
 
     figures, age = await pool.figures(connection_id, f"sqs {connection_id} {queue}", make)
@@ -319,7 +313,9 @@ async def _verify(pool: HookPool, connection_id: str, destinations: Sequence[str
 
     report, planned = await pool.call(connection_id, work, seconds=CHANGE_SECONDS)
     return VerifyResponse(
-        findings=[FindingResponse.of(finding) for finding in report if finding.severity != "ok"],
+        findings=[
+            FindingResponse.of(finding) for finding in with_remedies(connection_id, report) if finding.severity != "ok"
+        ],
         plan=_parts(planned),
     )
 

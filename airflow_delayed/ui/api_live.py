@@ -25,11 +25,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import datetime
+from dataclasses import asdict, replace
 from hmac import compare_digest
 from http import HTTPStatus
-from typing import Annotated, Literal, get_args
+from typing import Annotated, get_args
 
 from fastapi import APIRouter, Query
 from pydantic import Field, StringConstraints
@@ -40,6 +39,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from airflow_delayed import config
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.store.api import FailureGroup, SearchMatch
 from airflow_delayed.ui import api_brokers, api_jobs, api_stores, security, verdict
 from airflow_delayed.ui.errors import ErrorInfo
 from airflow_delayed.ui.hook_pool import HookPool, HookPoolDep, TooSlow
@@ -195,36 +195,17 @@ async def _listing(
     return page, matching, running, None
 
 
-class FailureGroupResponse(ApiModel):
-    """Failed messages of one cause and destination."""
-
-    reason: str | None = Field(description="Give it as reason= of the list to see them")
-    destination: str
-    deliver_conn_id: str | None
-    count: int
-    first_id: str
-    latest: datetime = Field(description="When the last of them failed")
-
-
 class FailureGroups(ApiModel):
     """Failed messages by cause, the largest group first."""
 
-    groups: list[FailureGroupResponse]
+    groups: list[FailureGroup] = Field(description="Give a reason as reason= of the list to see its messages")
     at_least: bool = Field(description="There are more messages than were looked at")
-
-
-class SearchMatchResponse(ApiModel):
-    """A value of a field that begins with the text of a search, or an id whose key it is."""
-
-    field: Literal["id", "tag", "destination", "dag_id"]
-    value: str
-    exact: bool
 
 
 class SearchMatches(ApiModel):
     """Up to five values of each field."""
 
-    matches: list[SearchMatchResponse]
+    matches: list[SearchMatch]
 
 
 @api_stores.router.get("/failures")
@@ -232,11 +213,9 @@ async def failures(connection_id: str, pool: HookPoolDep, user: security.User) -
     """Return failed messages by cause and destination; reasons only with the right to read the connection."""
     reasons = await run_in_threadpool(security.may, "read", connection_id, user)
     groups, at_least = await pool.call_store(connection_id, lambda hook: hook.failures())
-    found = FailureGroups(groups=[FailureGroupResponse.model_validate(one) for one in groups], at_least=at_least)
     if not reasons:
-        for group in found.groups:
-            group.reason = None if group.reason is None else HIDDEN
-    return found
+        groups = [replace(one, reason=HIDDEN) if one.reason is not None else one for one in groups]
+    return FailureGroups(groups=list(groups), at_least=at_least)
 
 
 @api_stores.router.get("/search")
@@ -246,8 +225,7 @@ async def search(
     pool: HookPoolDep,
 ) -> SearchMatches:
     """Return up to five ids, tags, destinations and DAGs each that begin with a text, or ids whose key it is."""
-    found = await pool.call_store(connection_id, lambda hook: hook.search(q))
-    return SearchMatches(matches=[SearchMatchResponse.model_validate(one) for one in found])
+    return SearchMatches(matches=list(await pool.call_store(connection_id, lambda hook: hook.search(q))))
 
 
 _STATES = ("waiting", "due", "overdue", "in_flight", "retrying", "failed", "expired")

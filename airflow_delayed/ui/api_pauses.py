@@ -19,7 +19,7 @@ from airflow_delayed.store.api import OnUnpause, Pause, PauseReport, UnpauseRepo
 from airflow_delayed.ui import security
 from airflow_delayed.ui.api_stores import refused_without_dag
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
-from airflow_delayed.ui.models import HIDDEN, ApiModel, HeldSelection, PausedBody
+from airflow_delayed.ui.models import HIDDEN, ApiModel, Because, HeldSelection, PausedBody
 from airflow_delayed.ui.security import is_store
 
 router = APIRouter(
@@ -42,7 +42,7 @@ class UnpauseBody(BaseModel):
     dry_run: bool = Field(description="Change nothing, and report what would happen")
     on_unpause: OnUnpause | None = Field(default=None, description="In place of what the pause says")
     spread_seconds: _Seconds | None = Field(default=None, description="The same; 600 for a new pause")
-    because: str | None = Field(default=None, max_length=1000, description="The reason, for the audit")
+    because: Because | None = Field(default=None, description="The reason, for the audit")
 
     @model_validator(mode="after")
     def _not_empty(self) -> UnpauseBody:

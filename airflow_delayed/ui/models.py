@@ -13,11 +13,13 @@ from unicodedata import category
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from airflow_delayed.criteria import one_of
 from airflow_delayed.delivery import Finding
 from airflow_delayed.fields import MAX_TAG
-from airflow_delayed.identity import MAX_NAME, SentBy
+from airflow_delayed.identity import MAX_NAME, Origin, SentBy
 from airflow_delayed.store.api import (
     DISPATCHED,
+    MAX_BECAUSE,
     NAMES_HOSTS,
     AuditRecord,
     DeliveredMessage,
@@ -26,7 +28,6 @@ from airflow_delayed.store.api import (
     Pause,
     StoreCondition,
     StoreCounts,
-    check_token,
 )
 from airflow_delayed.store.policy import MAX_DESTINATION
 from airflow_delayed.store.records import Content, Remembered, StoredMessage, place_of
@@ -56,6 +57,7 @@ MAX_IDS = 1000
 _Text = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\x00]*$")]
 MessageId = Annotated[_Text, StringConstraints(max_length=MAX_ID)]
 _Name = Annotated[_Text, StringConstraints(max_length=MAX_NAME)]
+Because = Annotated[str, StringConstraints(max_length=MAX_BECAUSE)]
 
 
 def _token(value: str) -> str:
@@ -65,15 +67,6 @@ def _token(value: str) -> str:
 
 #: The place where a list goes on.
 _After = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_token)]
-
-
-def _change_token(value: str) -> str:
-    check_token(value)
-    return value
-
-
-#: The place where a change goes on.
-_From = Annotated[str, StringConstraints(max_length=2000), AfterValidator(_change_token)]
 
 
 def _check_not_null(body: BaseModel, names: Iterable[str]) -> None:
@@ -181,14 +174,13 @@ class ChangeBody(BaseModel):
     most: int | None = Field(
         default=None, ge=1, description="Of a filter: look at no more than so many, such as a dry run has counted"
     )
-    after: _From | None = Field(default=None, description="Of a filter: the last answer's next")
-    because: str | None = Field(default=None, max_length=1000, description="The reason, for the audit")
+    after: str | None = Field(default=None, max_length=2000, description="Of a filter: the last answer's next")
+    because: Because | None = Field(default=None, description="The reason, for the audit")
 
     @model_validator(mode="after")
     def _one_of(self) -> ChangeBody:
         _check_not_null(self, ["ids"])
-        if (self.ids is None) == (self.filter is None):
-            raise ValueError("give ids or filter, and not both")
+        one_of(ids=self.ids, filter=self.filter)
         if self.filter is not None:
             _check_criteria(self.filter)
         return self
@@ -228,8 +220,7 @@ class RescheduleBody(ChangeBody):
 
     @model_validator(mode="after")
     def _when(self) -> RescheduleBody:
-        if (self.due_at is None) == (self.delay_seconds is None):
-            raise ValueError("give due_at or delay_seconds, and not both")
+        one_of(due_at=self.due_at, delay_seconds=self.delay_seconds)
         return self
 
 
@@ -246,18 +237,17 @@ class JobBody(BaseModel):
     due_at: AwareDatetime | None = None
     delay_seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     overdue_ok: bool = Field(default=False, description="Of a restore: also messages whose due time has passed")
-    because: str | None = Field(default=None, max_length=1000, description="The reason, for the audit")
+    because: Because | None = Field(default=None, description="The reason, for the audit")
 
     @model_validator(mode="after")
     def _as_its_change(self) -> JobBody:
         _check_criteria(self.filter)
-        times = 2 - (self.due_at, self.delay_seconds).count(None)
-        if times != (self.action == "reschedule"):
-            raise ValueError("give due_at or delay_seconds to a reschedule, not both, and to nothing else")
+        if self.action == "reschedule":
+            one_of(due_at=self.due_at, delay_seconds=self.delay_seconds)
+        elif (self.due_at, self.delay_seconds) != (None, None):
+            raise ValueError("due_at and delay_seconds are for a reschedule")
         if self.overdue_ok and self.action != "restore":
             raise ValueError("overdue_ok is for a restore")
-        if self.filter.state == ["cancelled"] and self.action not in ("restore", "erase"):
-            raise ValueError("state: cancelled messages can be restored or erased, and nothing else")
         return self
 
 
@@ -339,15 +329,6 @@ class DispatcherResponse(ApiModel):
         dag_id = self.dag_id if self.dag_id is None or may_see(self.dag_id) else HIDDEN
         hidden = {name: HIDDEN for name in ("problem", "host") if getattr(self, name) is not None}
         return self.model_copy(update={**hidden, "dag_id": dag_id})
-
-
-class LastDispatched(ApiModel):
-    """The message that was dispatched last."""
-
-    at: datetime
-    message_id: str
-    destination: str | None
-    dispatcher: str | None
 
 
 class FindingResponse(ApiModel):
@@ -449,7 +430,7 @@ class StoreSummary(StoreHealth):
     remembered: int | None = Field(description="Ids of messages that are gone")
     forecast_late_seconds: float = Field(default=0, description="Of the latest of what falls due within a day")
     oldest_due: datetime | None = Field(description="The due time of the message that is due for longest")
-    last_dispatched: LastDispatched | None
+    last_dispatched: DeliveredMessage | None
     by_minute: list[Bar] = Field(description="60 minutes")
     by_hour: list[Bar] = Field(description="24 hours")
 
@@ -492,19 +473,6 @@ def _bars(counted: Mapping[datetime, int]) -> list[Bar]:
     return [Bar(begin=begin, messages=count) for begin, count in counted.items()]
 
 
-class MessageOrigin(ApiModel):
-    """The task that sent it; ``task_id`` is empty if the message is about the run itself.
-
-    ``map_index`` is -1 unless the task was mapped; ``iteration`` is that of a task loop.
-    """
-
-    dag_id: str
-    run_id: str
-    task_id: str
-    map_index: int
-    iteration: int | None
-
-
 class MessageResponse(ApiModel):
     """A message that is in the store: all but headers and body."""
 
@@ -521,7 +489,7 @@ class MessageResponse(ApiModel):
     stored_at: datetime | None
     replaced_at: datetime | None
     failed_at: datetime | None
-    origin: MessageOrigin | None
+    origin: Origin | None
     cancellable_until: datetime | None = Field(
         default=None,
         description="Of what waits: no dispatcher takes it before then; null: unknown, or it may be taken now",
@@ -557,7 +525,7 @@ class TombstoneResponse(ApiModel):
     due_at: datetime | None
     deliver_conn_id: str | None = Field(description="Null as well: a queue table in the store's database, or unknown")
     tag: str | None
-    origin: MessageOrigin | None
+    origin: Origin | None
     restorable_until: datetime | None = Field(description="A cancel can be taken back until then; null: it cannot")
     may_change: bool = Field(default=False, description="This user may take its cancel back")
     late_seconds: float | None = Field(description="Dispatched so many seconds after it was due; 0 if ahead of it")

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from functools import partial
-from shlex import quote
 from typing import Literal, TypeVar, get_args
 
 from fastapi import APIRouter
@@ -21,7 +20,6 @@ from starlette.concurrency import run_in_threadpool
 
 from airflow_delayed import diagnosis
 from airflow_delayed.delivery import Finding, State
-from airflow_delayed.errors import some
 from airflow_delayed.message import utcnow
 from airflow_delayed.store.api import LATE_AFTER
 from airflow_delayed.store.dispatch.canary import IN_LEVELS, WHEN_DUE
@@ -67,8 +65,8 @@ _OF_CONNECTION = ("connection-fails", "no-dispatcher", "canary")
 _CANARIES = (WHEN_DUE, IN_LEVELS)
 #: The codes of findings about pauses.
 _PAUSED = ("paused", "pause-ends")
-#: The codes of findings for a connection that gave an error, as airflow delayed doctor has them.
-_UNANSWERED = {"unreachable": "unreachable", "too_slow": "silent", "busy": "silent", "not_ready": "missing"}
+#: The codes of errors of a connection that does not answer in time.
+_SILENT = ("too_slow", "busy")
 #: Seconds for which messages must be past their time in a delay queue to be stuck there: a broker that has just started
 #: still moves them.
 STUCK_AFTER = timedelta(seconds=10)
@@ -245,8 +243,15 @@ async def merged_causes(
         dags: Mapping[str | None, tuple[str, bool]] = {}
         if isinstance(answer, StoreHealth):
             dags = await run_in_threadpool(diagnosis.last_dags, answer.dispatchers, may_read, hidden=HIDDEN)
-            paused = {name: dag_id for name, (dag_id, is_paused) in dags.items() if is_paused}
-            findings = _with_paused(connection.connection_id, answer, findings, paused)
+            findings = diagnosis.with_paused(
+                connection.connection_id,
+                findings,
+                dags,
+                answer.lateness,
+                answer.next_dues,
+                answer.at,
+                FindingResponse.of,
+            )
         elif isinstance(answer, RabbitMQSummary):
             stuck_since = pool.since((connection, "stuck"), bool(answer.stuck))
             if stuck_since is not None and utcnow() - stuck_since < STUCK_AFTER:
@@ -260,21 +265,12 @@ async def merged_causes(
                     cause.destination = pause.selection.get("destination")
                     cause.deliver_conn_id = pause.selection.get("deliver_conn_id")
         if connection in details and any(cause.code == "failed" for cause in causes):
-            reasons = await _reasons(connection.connection_id, pool)
+            reason = await _reason(connection.connection_id, pool)
             for cause in causes:
-                if cause.code == "failed" and reasons:
-                    cause.what += f": {reasons}"
+                if cause.code == "failed":
+                    cause.what += reason
         found += causes
     return [cause for _, cause in diagnosis.merged([(one.connection_id, one) for one in found], _joined)]
-
-
-def _with_paused(
-    store: str, health: StoreHealth, findings: Sequence[FindingResponse], paused: Mapping[str | None, str]
-) -> list[FindingResponse]:
-    """Say of messages that wait for a paused DAG that they do, in place of what the store says of them."""
-    of_paused = diagnosis.of_paused(store, paused, health.lateness, health.next_dues, health.at)
-    others = [one for one in findings if one.code != "no-dispatcher" or one.deliver_conn_id not in of_paused]
-    return [*map(FindingResponse.of, of_paused.values()), *others]
 
 
 def _joined(cause: Cause, follows: Cause) -> Cause:
@@ -326,30 +322,28 @@ def known_error(connection: PageConnection, error: Exception, *, details: bool) 
     return known.without_details(connection.connection_id) if known.sensitive and not details else known
 
 
-async def _reasons(connection_id: str, pool: HookPool) -> str:
-    """Return the most frequent reasons of a store's failed messages; they may name hosts and users."""
+async def _reason(connection_id: str, pool: HookPool) -> str:
+    """Return the most frequent reason of a store's failed messages; it may name hosts and users."""
     try:
         (groups, _), _ = await pool.store_figures(connection_id, lambda hook: hook.failures(), name="failures")
     except Exception as error:
         # the verdict goes without
         log.debug("No reasons of failed messages of connection %r: %s", connection_id, error)
         return ""
-    known = list(dict.fromkeys(group.reason for group in groups if group.reason))
-    return some(known) if known else ""
+    return diagnosis.frequent_reason((group.reason, group.count) for group in groups)
 
 
 def _unanswered(connection: PageConnection, error: ApiError, since: datetime | None) -> Cause:
-    code = _UNANSWERED.get(error.code, "not-examined")
-    if code == "unreachable" and diagnosis.is_silence(error.message):
-        code = "silent"
-    where = f"connection {connection.connection_id!r}"
+    silent = error.code in _SILENT
+    away = silent or error.code == "unreachable"
+    finding = diagnosis.no_answer(connection.connection_id, error.message, away=away, silent=silent)
     return Cause(
-        code=code,
-        severity="error",
-        where=where,
+        code="missing" if error.code == "not_ready" else str(finding.code),
+        severity=finding.severity,
+        where=finding.where,
         # each look ends in another way
-        what=f"{where} does not answer" if code == "silent" else error.message,
-        remedy=diagnosis.no_answer_remedy(code, error.message) or "look into the API server's log, which has the error",
+        what=f"{finding.where} does not answer" if finding.code == "silent" else finding.what,
+        remedy=finding.remedy or "look into the API server's log, which has the error",
         **asdict(connection),
         since=since,
     )
@@ -357,63 +351,20 @@ def _unanswered(connection: PageConnection, error: ApiError, since: datetime | N
 
 def findings_of(summary: Summary) -> Iterator[FindingResponse]:
     """Yield what is wrong by a summary."""
-    if isinstance(summary, SqsSummary):
-        yield from map(FindingResponse.of, _of_sqs(summary))
-        return
     counted = [FindingResponse.of(one) for one in _of_rabbitmq(summary)] if isinstance(summary, RabbitMQSummary) else []
     known = {one.code for one in counted}
     yield from (one for one in summary.findings if one.severity != "ok" and one.code not in known)
     yield from counted
 
 
-def _of_rabbitmq(summary: RabbitMQSummary) -> Iterator[Finding]:
-    name = summary.connection_id
-    if summary.missing:
-        yield Finding(
-            state=State.BLOCKED,
-            resource=f"delay queues of {name!r}",
-            found=f"{len(summary.missing)} are missing, such as {summary.missing[0]}",
-            code="missing",
-            remedy=f"run the TopologyInstallOperator, or: airflow delayed install --conn-id {quote(name)}",
-        )
+def _of_rabbitmq(summary: RabbitMQSummary) -> list[Finding]:
+    missing = [Finding(state=State.MISSING, resource=f"queue {name}", code="missing") for name in summary.missing]
+    found = diagnosis.one_of_each(missing)
     if summary.unroutable:
-        yield Finding(
-            state=State.WARNING,
-            resource=f"queue {summary.unroutable_queue}",
-            found=f"{summary.unroutable:,} messages were due and had no destination to go to",
-            code="unroutable",
-            remedy="make their destinations, then move the messages back: on this page, or by"
-            f" airflow delayed redrive --conn-id {quote(name)}",
-        )
+        found.append(diagnosis.unroutable(summary.unroutable_queue, summary.unroutable))
     if summary.stuck:
-        yield Finding(
-            state=State.WARNING,
-            resource=f"delay queues of {name!r}",
-            found=f"{summary.stuck:,} messages are past their time and have not gone on",
-            code="stuck",
-            remedy="their next queue does not accept them: it is full, or was deleted; airflow delayed doctor names it",
-        )
-
-
-def _of_sqs(summary: SqsSummary) -> Iterator[Finding]:
-    dead = summary.dead_letter_queue
-    if dead is not None and dead.waiting:
-        yield Finding(
-            state=State.WARNING,
-            resource=f"queue {dead.queue}",
-            found=f"{dead.waiting:,} dead letters: messages that their consumer received again and again, and never"
-            " deleted",
-            code="dead-letters",
-            remedy="when the consumer is repaired, move them back: on this page, or by SqsDelayHook.redrive",
-        )
-    if summary.risk:
-        yield Finding(
-            state=State.WARNING,
-            resource=f"queue {summary.queue}",
-            found=summary.risk,
-            code="could-expire",
-            remedy="start more consumers, or raise the queue's retention",
-        )
+        found.append(diagnosis.stuck(f"delay queues of {summary.connection_id!r}", summary.stuck))
+    return diagnosis.with_remedies(summary.connection_id, found)
 
 
 def _cause(connection: PageConnection, finding: FindingResponse, dags: Mapping[str | None, tuple[str, bool]]) -> Cause:

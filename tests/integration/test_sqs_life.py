@@ -263,6 +263,7 @@ def test_a_backlog_that_could_expire_unread_is_told_and_does_not_fail(world: Wor
     assert report.ok
     (warning,) = [found for found in report if found.state is State.WARNING]
     assert f"queue {world.queue}: 100 messages wait and none is being read" in str(warning)
+    assert warning.code == "could-expire"
     world.raw()
     assert world.hook.verify([world.destination]).counts() == {"ok": 2}
 

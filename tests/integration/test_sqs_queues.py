@@ -336,6 +336,15 @@ def test_what_is_denied_is_named(guarded: World, method):
             deny(guarded, queue)
 
 
+@pytest.mark.parametrize("action", sorted(NEEDED["life", client.DEAD_LETTER_QUEUE]))
+def test_a_sender_without_rights_on_the_dead_letter_queue_verifies_the_others(guarded: World, action):
+    fill(guarded)
+    deny(guarded, client.DEAD_LETTER_QUEUE, Action=[action])
+    report = SqsDelayHook(guarded.conn_id).verify([guarded.destination])
+    assert guarded.queue in str(report)
+    assert "dead-letters" not in {one.code for one in report}
+
+
 @pytest.mark.parametrize("action", sorted(NEEDED["cycle", client.ERROR_QUEUE]))
 def test_an_error_queue_that_is_denied_is_named_in_the_log(guarded: World, action, caplog):
     fill(guarded)

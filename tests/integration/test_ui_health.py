@@ -196,7 +196,7 @@ def test_failed_messages_are_no_failure_of_the_whole(store: Store, page: Page, m
     found = health(page)
     (cause,) = found["causes"]
     assert (found["status"], cause["code"], cause["states"]) == ("degraded", "failed", ["failed"])
-    assert cause["what"] == "1 were given up and are not tried again: queue 'q' is not there"
+    assert cause["what"] == "1 were given up and are not tried again, most of them because: queue 'q' is not there"
     # why may name hosts and users: it is for those who may read the connection
     assert health(page, "viewer")["causes"][0]["what"] == "1 were given up and are not tried again"
 
@@ -242,7 +242,16 @@ def test_rabbitmq(store: Store, page: Page, empty_vhost: VirtualHost, connect, m
     page.pool.invalidate("rabbitmq rabbit")
     (cause,) = health(page)["causes"]
     assert (cause["code"], cause["severity"], cause["kind"]) == ("unroutable", "warning", "rabbitmq")
-    assert cause["what"].startswith("3 messages were due and had no destination")
+    assert cause["what"].startswith("3 messages whose destination was not there when they were due")
+    assert cause["remedy"].startswith("airflow delayed redrive --conn-id rabbit --dry-run")
+    with empty_vhost.channel() as channel:
+        for level in (5, 6):
+            channel.queue_delete(f"delayed.hex.{level:07}")
+    page.pool.invalidate("rabbitmq rabbit")
+    (missing, _) = health(page)["causes"]
+    assert (missing["code"], missing["severity"]) == ("missing", "error")
+    assert re.fullmatch(r"queue delayed.hex.000000\d, and 1 others", missing["where"])
+    assert missing["remedy"] == "install what is missing: airflow delayed install --conn-id rabbit"
 
 
 def test_sqs(store: Store, page: Page, world: World, monkeypatch: pytest.MonkeyPatch):
@@ -256,6 +265,8 @@ def test_sqs(store: Store, page: Page, world: World, monkeypatch: pytest.MonkeyP
     (cause,) = health(page)["causes"]
     assert (cause["code"], cause["severity"]) == ("dead-letters", "warning")
     assert (cause["kind"], cause["queue"]) == ("sqs", world.destination)
+    found = page.get(f"/api/v1/sqs/sqs_test/{world.destination}/verify", "op")["findings"]
+    assert [(one["code"], one["what"]) for one in found] == [("dead-letters", cause["what"])]
 
 
 def test_prometheus_reads_the_same(store: Store, page: Page, connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -350,6 +361,7 @@ def test_verify_says_what_an_install_would_do_and_does_nothing(
     for _ in range(2):
         found = page.get(url, "op")
         assert [one["code"] for one in found["findings"]] == ["missing"]
+        assert found["findings"][0]["remedy"].endswith(f"airflow delayed install --conn-id {store.conn_id}")
         assert found["plan"] == [f"table {hook.tables.audit.fullname}: would create"]
     found = page.get("/api/v1/rabbitmq/rabbit/verify", "op")
     assert "missing" in {one["code"] for one in found["findings"]}

@@ -259,6 +259,7 @@ def test_who_may_edit_a_dag_has_jobs_of_what_it_sent(
         {"action": "reschedule", "filter": {"tag": "t"}},
         {"action": "reschedule", "filter": {"tag": "t"}, "delay_seconds": 1, "due_at": LATER.isoformat()},
         {"action": "retry", "filter": {"state": ["waiting"]}},
+        {"action": "cancel", "filter": {"state": ["cancelled"]}},
         {"action": "cancel", "ids": ["sent"]},
     ):
         assert page.error("POST", f"{top}/jobs", json=wrong) == (400, "invalid"), wrong
