@@ -1,4 +1,4 @@
-"""Files, names and imports that docs/development/architecture.md and CONTRIBUTING.md name are there."""
+"""What docs/development/architecture.md, CONTRIBUTING.md and the tables of situations name is there."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ PAGES = [ARCHITECTURE, TOP / "CONTRIBUTING.md"]
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 #: What stands in backticks: a file, perhaps with names after it, or a folder.
 _PLACE = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|js|md|txt|toml)|(?:[\w.-]+/)+)(?:: ([\w., ]+))?`")
+
+#: Packages whose docstring has a table of situations; its last column says where each is decided.
+TABLES = sorted(
+    file for file in (TOP / "airflow_delayed").rglob("__init__.py") if "where it is decided\n" in file.read_text()
+)
+_DECIDED = re.compile(r"((?:\w+/)*\w+\.py): ([\w.]+(?:, [\w.]+)*)")
 
 
 def found(path: str) -> Path:
@@ -65,6 +71,14 @@ def set_on_self(method: ast.FunctionDef) -> Iterator[str]:
             yield node.attr
 
 
+def last_column(file: Path) -> str:
+    """The cells of the last column of a package's table, in one line."""
+    lines = (ast.get_docstring(ast.parse(file.read_text())) or "").splitlines()
+    top, head, bottom = (number for number, line in enumerate(lines) if line.startswith("==="))
+    start = lines[top].rindex(" ") + 1
+    return " ".join(cell for line in lines[head + 1 : bottom] if (cell := line[start:]))
+
+
 @by_page
 def test_each_file_that_a_page_names_is_there(page: Path) -> None:
     assert places(page)
@@ -75,6 +89,24 @@ def test_each_file_that_a_page_names_is_there(page: Path) -> None:
 def test_each_name_is_in_its_file(page: Path) -> None:
     named = [(path, name) for path, name in places(page) if name]
     assert [f"{path}: {name}" for path, name in named if name not in names(found(path))] == []
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.parent.name)
+def test_each_place_in_a_table_of_situations_is_there(table: Path) -> None:
+    cells = last_column(table)
+    # a place that the pattern does not see would go untested
+    assert _DECIDED.sub("", cells).split() == []
+    missing: list[str] = []
+    for path, named in _DECIDED.findall(cells):
+        file = own if (own := table.parent / path).exists() else found(path)
+        there = names(file) if file.exists() else set()
+        missing += [f"{path}: {name}" for name in named.split(", ") if name not in there]
+    assert missing == []
+
+
+def test_the_page_names_each_table_of_situations() -> None:
+    assert TABLES
+    assert {found(path) for path, _ in places(ARCHITECTURE)} >= set(TABLES)
 
 
 def test_the_page_names_enough_to_be_of_use() -> None:
