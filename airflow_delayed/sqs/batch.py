@@ -126,7 +126,7 @@ class BatchSender:
             if fault is None:
                 raise
             if len(batch) > 1 and fault.final and fault.code not in NO_QUEUE and not self.refuses(fault):
-                # one entry may be at fault; this finds out which
+                # one entry may be at fault: this finds out which; and a busy queue may take single entries
                 for single in batch:
                     yield from self._request(url, [single])
                 return

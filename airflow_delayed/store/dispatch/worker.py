@@ -209,7 +209,7 @@ class _Resting:
             if before is None:
                 log.warning(
                     "connection %r: destination %r takes no messages: %s Its messages wait in the store, are tried"
-                    " again after 1 s to 10 s, and use up no retries; other destinations go on",
+                    " again after 1 s, later every 10 s, and use up no retries; other destinations go on",
                     self._conn_id,
                     name,
                     reason,
