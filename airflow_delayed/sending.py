@@ -129,7 +129,7 @@ class PreflightReport:
                 f"{self.problem_count:,} of {self.rows:,} rows cannot be sent, so nothing was sent:"
                 f" {some([str(problem) for problem in self.problems])}"
                 f"{_more(self.problem_count - len(self.problems))}."
-                " Mend them, or pass invalid_rows='set_aside' and rejects="
+                " Mend them, or pass rejects="
             )
         if self.duplicates.conflicts:
             pairs = [f"{self.place(one)} and {self.place(other)}" for one, other in self.duplicates.conflicts]

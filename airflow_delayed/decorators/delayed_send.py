@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from airflow_delayed.operators.task_state import FirstTry
 
 #: Parameters of the operator that say what to send, as the function does here.
-_CONTENT = ("messages", "source", "value", "message_id", "source_format", "require_success")
+_CONTENT = ("messages", "source", "value", "message_id")
 
 
 class FunctionSource(TemplatedSource):

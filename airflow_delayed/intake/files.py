@@ -68,7 +68,8 @@ def list_files(
         if require_success and not fs.exists(posixpath.join(root, "_SUCCESS")):
             raise SourceError(
                 f"source {shown_as} has no _SUCCESS file, so the job that writes it failed or is still at work; run it"
-                " again, or pass require_success=False if its writer makes no such file"
+                " again. If its writer makes no such file, give source=ParquetSource(path, require_success=False),"
+                " JsonLinesSource or CsvSource"
             )
         found = fs.find(root, detail=True)
         folder = os.path.realpath(root) if is_local(fs) else None
@@ -158,7 +159,7 @@ def _format_of(name: str, shown_as: str) -> str:
             return kind
     raise SourceError(
         f"source {shown_as}: {posixpath.basename(shown(name))} is neither Parquet (.parquet) nor JSON lines (.jsonl,"
-        " .json) nor CSV (.csv); pass source_format='parquet', 'json' or 'csv' if it is"
+        " .json) nor CSV (.csv); if it is, give source=ParquetSource(path), JsonLinesSource or CsvSource"
     )
 
 

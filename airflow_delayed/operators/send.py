@@ -69,9 +69,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         Literals are rendered, what another task returned is not; neither is shown in the UI.
     :param source: a Parquet file or folder as Spark writes it, JSON lines or CSV, local or any fsspec URL
         (``s3://conn_id@bucket/key``): text, a ``pathlib.Path`` or an ObjectStoragePath. Folders named ``column=value``
-        add that column. Or an object of :mod:`airflow_delayed.sources`: files of a format, a query, a Delta table.
-    :param source_format: "parquet", "json" or "csv"; by default by the files' endings.
-    :param require_success: refuse a folder without ``_SUCCESS``.
+        add that column. The files' endings say their format, and a folder must have ``_SUCCESS``. Or an object of
+        :mod:`airflow_delayed.sources`: files of another ending or without ``_SUCCESS``, a query, a Delta table.
     :param unknown_columns: "fail", or "ignore" columns that mean nothing here.
     :param value: one message's body (text, bytes, or a list or dictionary for JSON). Treated as
         ``messages`` is.
@@ -137,8 +136,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     :param on_backfill: in a run of a backfill "send", "skip" the task before a row is read, or "fail". Runs that a
         schedule catches up on are no backfill: for them and for messages with due times of their own there is
         ``past_due``, and ``delay_from="run"`` makes relative delays count from the run, so that it holds for them.
-    :param invalid_rows: "fail" before anything is sent, or "set_aside" and send the others.
-    :param rejects: the JSON lines file that receives invalid rows; corrected, it can be a source itself.
+    :param rejects: the JSON lines file that receives invalid rows, while the others are sent; corrected, it can be a
+        source itself. None: an invalid row fails the task before anything is sent.
     :param on_empty: "warn", "fail" or "skip" the task when there is nothing to send.
     :param on_clear: whether a task that is cleared after it ended means the "same_ids", so that what arrives twice can
         be recognised and a store sends nothing twice, with relative delays counted as before; or "new_ids", another
@@ -208,15 +207,12 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         until_due: bool = False,
         on_conflict: OnConflict | str = "error",
         timezone: str | None = None,
-        invalid_rows: Literal["fail", "set_aside"] = "fail",
         rejects: str | PurePath | ObjectStoragePath | None = None,
         past_due: Literal["fail", "send", "skip"] = "fail",
         max_past: timedelta | str | None = None,
         on_backfill: Literal["send", "skip", "fail"] = "send",
         on_empty: Literal["warn", "fail", "skip"] = "warn",
         unknown_columns: Literal["fail", "ignore"] = "fail",
-        require_success: bool = True,
-        source_format: Literal["parquet", "json", "csv"] | None = None,
         envelope: str | None = None,
         dry_run: bool = False,
         lead: timedelta | str | None = None,
@@ -246,15 +242,12 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.until_due = until_due
         self.on_conflict = on_conflict
         self.timezone = timezone
-        self.invalid_rows = invalid_rows
         self.rejects = path_text(rejects)
         self.past_due = past_due
         self.max_past = config.max_past() if max_past is None else max_past
         self.on_backfill = on_backfill
         self.on_empty = on_empty
         self.unknown_columns = unknown_columns
-        self.require_success = require_success
-        self.source_format = source_format
         self.envelope = envelope
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run

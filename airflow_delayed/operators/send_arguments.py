@@ -338,18 +338,13 @@ class SendArguments(CommonArguments):
     paths: ClassVar[tuple[str, ...]] = ("source", "rejects")
     choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
         **CommonArguments.choices,
-        "invalid_rows": ("fail", "set_aside"),
-        "source_format": (None, "parquet", "json", "csv"),
         "on_clear": ("same_ids", "new_ids"),
     }
 
     messages: Any
     value: Any
     message_id: str | None
-    invalid_rows: str
     rejects: str | None
-    require_success: bool
-    source_format: str | None
     lead: timedelta | None
     on_clear: str
     cancel_on_kill: bool
@@ -357,8 +352,6 @@ class SendArguments(CommonArguments):
     def __post_init__(self) -> None:
         self._check_content()
         super().__post_init__()
-        if (self.invalid_rows == "set_aside") != (self.rejects is not None):
-            raise ValueError("invalid_rows='set_aside' and rejects='path.jsonl' go together: the rows must not be lost")
         if self.new_ids and (self.message_id is not None or self.id_columns is not None):
             raise ValueError("on_clear='new_ids' has no power over ids that message_id= or id_columns= give")
         self.check_store("cancel_on_kill", "what a broker has confirmed cannot be taken back")
@@ -373,10 +366,6 @@ class SendArguments(CommonArguments):
         if len(sources) != 1:
             names = ", ".join(sources) or "none"
             raise ValueError(f"give one of messages=, source= and value=; given: {names}")
-        if isinstance(self.source, TemplatedSource) and (self.source_format is not None or not self.require_success):
-            raise ValueError(
-                "source_format= and require_success= go with a path; a source that is an object has its own"
-            )
         if self.message_id is not None and (self.messages is not None or self.source is not None):
             raise ValueError("message_id= names one message; for many use id_columns=, or a column message_id")
         if self.id_columns is not None and not isinstance(self.id_columns, XComArg) and not self.id_columns:
@@ -454,7 +443,7 @@ class SendArguments(CommonArguments):
         if isinstance(self.source, TemplatedSource):
             return self.source.open(spool, naive_ok=naive_ok)
         if self.source is not None:
-            return open_files(self.source, self.source_format, require_success=self.require_success, naive_ok=naive_ok)
+            return open_files(self.source, naive_ok=naive_ok)
         if self.messages is not None:
             messages = content("messages")
             if isinstance(messages, str | bytes | Mapping) or not hasattr(messages, "__iter__"):

@@ -127,7 +127,7 @@ class FilesSource(PathSource):
     :param require_success: refuse a folder without ``_SUCCESS``.
     """
 
-    #: As the operator's ``source_format=`` has it.
+    #: "parquet", "json" or "csv", whatever the files' endings are.
     source_format: ClassVar[str]
 
     def __init__(self, path: str | PurePath | ObjectStoragePath, *, require_success: bool = True) -> None:
@@ -137,7 +137,9 @@ class FilesSource(PathSource):
     def open(self, spool: Spool, *, naive_ok: bool) -> Source:
         """Return the rows of the files."""
         path = rendered_text("path", self.path)
-        return open_files(path, self.source_format, require_success=self.require_success, naive_ok=naive_ok)
+        return open_files(
+            path, source_format=self.source_format, require_success=self.require_success, naive_ok=naive_ok
+        )
 
 
 class ParquetSource(FilesSource):
@@ -182,8 +184,10 @@ def path_text(path: Any) -> Any:
     return str(path)
 
 
-def open_files(url: str, source_format: str | None, *, require_success: bool, naive_ok: bool) -> Source:
+def open_files(url: str, *, source_format: str | None = None, require_success: bool = True, naive_ok: bool) -> Source:
     """Return the rows of a file or folder.
+
+    :param source_format: "parquet", "json" or "csv"; None: by the files' endings.
 
     :raises SourceError: it is not there, not complete, or of an unknown format.
     """

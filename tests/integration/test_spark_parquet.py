@@ -40,6 +40,6 @@ def test_a_time_before_1900_in_the_old_calendar_is_refused(run: Run, spark: Spar
     write(spark, "legacy", tmp_path / "out")
     with pytest.raises(AirflowFailException, match=rf"row {len(MOMENTS) + 1}, column due_at: is before 1900"):
         times(run, tmp_path / "out")
-    sent = times(run, tmp_path / "out", invalid_rows="set_aside", rejects=str(tmp_path / "rejects.jsonl"))
+    sent = times(run, tmp_path / "out", rejects=str(tmp_path / "rejects.jsonl"))
     assert sent == [(moment, moment) for moment in MOMENTS]
     assert str(OLD) in (tmp_path / "rejects.jsonl").read_text()

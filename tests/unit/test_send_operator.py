@@ -346,7 +346,7 @@ def test_nothing_to_send(run, log):
 
 
 def test_a_backfill_is_skipped_or_refused_before_a_row_is_read(run, tmp_path):
-    nowhere = {"source": str(tmp_path / "nowhere.csv"), "source_format": "csv"}
+    nowhere = {"source": str(tmp_path / "nowhere.csv")}
     run.run_type = "backfill"
     with pytest.raises(AirflowSkipException, match="belongs to a backfill, and on_backfill='skip': nothing was read"):
         run.execute(**nowhere, on_backfill="skip")
@@ -413,8 +413,6 @@ def test_timezone_takes_naive_times_and_counts_shifts(run, log):
         ({"value": "x", "id_columns": ["a"]}, "names columns"),
         ({"messages": [], "id_columns": []}, "is empty"),
         ({"value": "x", "past_due": "maybe"}, "past_due='maybe' is none of 'fail', 'send', 'skip'"),
-        ({"value": "x", "rejects": "r.jsonl"}, "go together"),
-        ({"value": "x", "invalid_rows": "set_aside"}, "go together"),
         ({"value": "x", "hold_over": 5}, "timedelta"),
         ({"value": "x", "max_past": timedelta(seconds=-1)}, "not negative"),
     ],

@@ -12,7 +12,7 @@ from support.send_runs import rows
 def test_bad_rows_are_rejected_and_can_be_mended(run, tmp_path, log):
     rejects = tmp_path / "new" / "rejects.jsonl"
     bad = [{"value": "x", "delay_seconds": -1}, *rows(2), {"value": "y" * 101, "delay_seconds": 1, "tag": "t"}]
-    summary = run.execute(messages=bad, invalid_rows="set_aside", rejects=str(rejects))
+    summary = run.execute(messages=bad, rejects=str(rejects))
     assert (summary["sent"], summary["rejected"]) == (2, 2)
     assert [message.body for message in run.transport.sent] == [b"body 0", b"body 1"]
     first, second = (json.loads(line) for line in rejects.read_text().splitlines())
@@ -25,13 +25,13 @@ def test_bad_rows_are_rejected_and_can_be_mended(run, tmp_path, log):
     run.transport.sent.clear()
     assert run.execute(source=str(mended))["sent"] == 1
     # and the next try leaves no old file behind
-    run.execute(messages=rows(1), invalid_rows="set_aside", rejects=str(rejects))
+    run.execute(messages=rows(1), rejects=str(rejects))
     assert not rejects.exists()
 
 
 def test_rejects_of_another_run_are_kept_beside(run, tmp_path, log):
     rejects = tmp_path / "rejects.jsonl"
-    parameters = {"invalid_rows": "set_aside", "rejects": str(rejects)}
+    parameters = {"rejects": str(rejects)}
     run.execute(messages=[{"value": "of yesterday", "delay_seconds": -1}], **parameters)
     run.run_id, run.try_number = "run 2", 0
     run.execute(messages=[{"value": "of today", "delay_seconds": -1}], **parameters)
@@ -48,7 +48,7 @@ def test_rejects_of_mapped_tasks_are_files_of_their_own(run, tmp_path):
     for index in (0, 1):
         run.map_index, run.try_number = index, 0
         bad = [{"value": str(index), "delay_seconds": -1}]
-        run.execute(messages=bad, invalid_rows="set_aside", rejects=str(tmp_path / "rejects.jsonl"))
+        run.execute(messages=bad, rejects=str(tmp_path / "rejects.jsonl"))
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["rejects-0.jsonl", "rejects-1.jsonl"]
     assert [json.loads(file.read_text())["value"] for file in files] == ["0", "1"]
@@ -58,7 +58,7 @@ def test_rejects_overwrite_nothing_else(run, tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("mine")
     with pytest.raises(AirflowFailException, match="holds no rejected rows"):
-        run.execute(messages=rows(1), invalid_rows="set_aside", rejects=str(file))
+        run.execute(messages=rows(1), rejects=str(file))
     assert file.read_text() == "mine"
 
 
@@ -66,5 +66,5 @@ def test_rejects_never_overwrite_the_source(run, tmp_path):
     source = tmp_path / "rows.jsonl"
     source.write_text('{"value": "x", "delay_seconds": -1}')
     with pytest.raises(AirflowFailException, match="lies in the source"):
-        run.execute(source=str(source), invalid_rows="set_aside", rejects=str(source))
+        run.execute(source=str(source), rejects=str(source))
     assert source.read_text()

@@ -120,7 +120,6 @@ def test_rows_that_are_rejected_skipped_or_copies_move_no_mark(run, tmp_path):
             {"value": "old", "due_at": NOW - timedelta(days=2)},
             *({"value": f"later {number}", "delay_seconds": 900} for number in range(30)),
         ],
-        "invalid_rows": "set_aside",
         "rejects": str(tmp_path / "rejects.jsonl"),
         "past_due": "skip",
     }
@@ -221,7 +220,7 @@ def test_a_row_that_was_rejected_and_fits_later_is_sent(run, tmp_path, monkeypat
 
     monkeypatch.setattr(run.transport, "check", check)
     messages = [*rows(10), {"value": "far", "due_at": far}, *rows(40)[10:]]
-    parameters = {"messages": messages, "invalid_rows": "set_aside", "rejects": str(tmp_path / "rejects.jsonl")}
+    parameters = {"messages": messages, "rejects": str(tmp_path / "rejects.jsonl")}
     killed(run, 25, **parameters)
     run.now += timedelta(minutes=6)
     assert run.execute(**parameters)["sent"] == 41

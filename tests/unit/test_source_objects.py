@@ -317,9 +317,6 @@ def test_an_object_has_its_own_options(tmp_path, run):
         run.execute(source=CsvSource(str(tmp_path / "rows")))
     run.execute(source=CsvSource(str(tmp_path / "rows"), require_success=False))
     assert bodies(run) == ["x"]
-    for option in ({"require_success": False}, {"source_format": "csv"}):
-        with pytest.raises(ValueError, match="source_format= and require_success= go with a path"):
-            run.task(source=CsvSource("rows.csv"), **option)
 
 
 def test_rejects_do_not_lie_in_the_source(tmp_path, run):
@@ -327,9 +324,9 @@ def test_rejects_do_not_lie_in_the_source(tmp_path, run):
     (tmp_path / "rows" / "part.csv").write_text("value,delay_seconds\nx,five\ny,5\n")
     source = CsvSource(str(tmp_path / "rows"), require_success=False)
     with pytest.raises(AirflowFailException, match="lies in the source itself"):
-        run.execute(source=source, invalid_rows="set_aside", rejects=str(tmp_path / "rows" / "bad.jsonl"))
+        run.execute(source=source, rejects=str(tmp_path / "rows" / "bad.jsonl"))
     rejects = tmp_path / "bad.jsonl"
-    run.execute(source=source, invalid_rows="set_aside", rejects=str(rejects))
+    run.execute(source=source, rejects=str(rejects))
     assert bodies(run) == ["y"]
     assert json.loads(rejects.read_text())["delay_seconds"] == "five"
 
@@ -405,7 +402,7 @@ def test_a_path_may_be_an_object(run, tmp_path, form):
     (tmp_path / "2030-05-06").mkdir()
     (tmp_path / "2030-05-06" / "rows.csv").write_text("value,delay_seconds\nx,five\ny,5\n")
     (tmp_path / "2030-05-06" / "rows.jsonl").write_text('{"value": "z", "delay_seconds": 1}\n')
-    own = {"invalid_rows": "set_aside", "rejects": forms_of(rejects)[form]}
+    own = {"rejects": forms_of(rejects)[form]}
     for source, more in (
         (forms_of(csv)[form], own),
         (CsvSource(forms_of(csv)[form]), own),

@@ -101,5 +101,5 @@ def test_a_store_finds_a_run_by_the_same_key_as_before(of_task, digest):
 
 def test_each_iteration_has_a_file_of_rejects(loop, tmp_path):
     wrong = [{"value": "x", "due_at": "no time"}]
-    loop.iterate(1, 2, messages=wrong, invalid_rows="set_aside", rejects=str(tmp_path / "rejects.jsonl"))
+    loop.iterate(1, 2, messages=wrong, rejects=str(tmp_path / "rejects.jsonl"))
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"rejects-iteration-{n}.jsonl" for n in (1, 2)]

@@ -40,7 +40,6 @@ with DAG("discreet", schedule=None, catchup=False, user_defined_macros={"secret"
     DelayedSendOperator(
         task_id="rejected",
         source=f"{FOLDER}/rows.jsonl",
-        invalid_rows="set_aside",
         rejects=f"{FOLDER}/rejects.jsonl",
         **common,
     )

@@ -40,7 +40,6 @@ def sent(monkeypatch, tmp_path):
         run.transport.check = lambda message, now: None
         rejects = tmp_path / "rejects.jsonl"
         task = run.task(
-            invalid_rows="set_aside",
             rejects=str(rejects),
             **({**parameters, "messages": []} if "messages" in parameters else parameters),
         )

@@ -17,6 +17,7 @@ from airflow_delayed.clock import resolve, zone
 from airflow_delayed.intake import parquet, time_columns
 from airflow_delayed.intake.rows import MAX_DEPTH
 from airflow_delayed.message import UTC
+from airflow_delayed.sources import ParquetSource
 
 RECORDED = Path(__file__).parent / "spark_files"
 VERSIONS = sorted(folder.name for folder in RECORDED.iterdir() if folder.is_dir())
@@ -30,7 +31,7 @@ def moment(seconds):
 
 def at_once(run, path, **options):
     """Send all rows of a file or folder, whatever the year, and return the messages."""
-    run.execute(source=str(path), require_success=False, past_due="send", **options)
+    run.execute(source=ParquetSource(path, require_success=False), past_due="send", **options)
     return run.transport.sent
 
 
@@ -133,7 +134,7 @@ def test_a_time_before_1900_of_sparks_old_calendar_is_a_problem_of_its_row(run, 
     text = refusal(run, path)
     assert f"legacy.parquet row {len(MOMENTS) + 1}, column due_at: is before 1900, in a file whose times" in text
     assert "spark.sql.parquet.int96RebaseModeInWrite=CORRECTED" in text
-    sent = at_once(run, path, invalid_rows="set_aside", rejects=str(tmp_path / "rejects.jsonl"))
+    sent = at_once(run, path, rejects=str(tmp_path / "rejects.jsonl"))
     assert [(int(message.body), message.due_at) for message in sent] == [(at, moment(at)) for at in MOMENTS]
     [rejected] = map(json.loads, (tmp_path / "rejects.jsonl").read_text().splitlines())
     assert rejected["value"] == str(OLD)
