@@ -371,7 +371,6 @@ async def _change(
         arguments |= {
             **change.filter.criteria(),
             "limit": min(MAX_CHANGED, change.most or MAX_CHANGED),
-            "after": change.after,
         }
 
     def run(hook: DelayedStoreHook) -> Outcomes:
@@ -461,7 +460,7 @@ def _answer(change: ChangeBody, outcomes: Outcomes) -> ChangeResponse:
         changed=outcomes.changed,
         outcomes={outcome.value: count for outcome, count in outcomes.counts.items()},
         messages=messages,
-        next=outcomes.next,
+        more=outcomes.next is not None,
     )
 
 

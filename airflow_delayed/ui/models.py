@@ -174,7 +174,6 @@ class ChangeBody(BaseModel):
     most: int | None = Field(
         default=None, ge=1, description="Of a filter: look at no more than so many, such as a dry run has counted"
     )
-    after: str | None = Field(default=None, max_length=2000, description="Of a filter: the last answer's next")
     because: Because | None = Field(default=None, description="The reason, for the audit")
 
     @model_validator(mode="after")
@@ -215,7 +214,7 @@ class RescheduleBody(ChangeBody):
         default=None,
         ge=0,
         allow_inf_nan=False,
-        description="From now on. When asking again with after=, give the first answer's due_at",
+        description="From now on",
     )
 
     @model_validator(mode="after")
@@ -765,5 +764,5 @@ class ChangeResponse(ApiModel):
     changed: int = Field(description="Those of them that it changed")
     outcomes: dict[str, int] = Field(description="How many by outcome: cancelled, dispatched, in flight, ...")
     messages: list[MessageOutcome] = Field(description="By ids: each; by filter: the first 100 of each outcome")
-    next: str | None = Field(description="By filter: there is more to do; ask again with after=")
+    more: bool = Field(description="By filter: there are more than one call looks at; a job changes all")
     due_at: datetime | None = Field(default=None, description="Of a reschedule: the new due time")

@@ -14,7 +14,6 @@ const SAYS = {
 };
 const AT_ONCE = "They are dispatched at once, for that time is not to come.";
 const SHOWN = 100;
-const MANY = 50_000; // a change of more messages is a job of the server
 const NAMED = 5;
 const DONE = new Set(Object.values(SAYS).map(({ done }) => done));
 
@@ -56,7 +55,7 @@ async function carry(content, path, asked, would, close, { name, store, selectio
   let nodes;
   let undo = null;
   try {
-    const sum = await (would.matching > MANY ? many : all)(content, path, asked, would);
+    const sum = await (would.more ? many : few)(content, path, asked, would);
     // it goes on without this dialog
     if (!sum) return { seen: false, nodes: null, undo: () => null };
     const obstacles = name === "retry" && sum.changed ? await obstaclesOf(store) : [];
@@ -128,7 +127,7 @@ function chosen({ ids, filter }) {
 function question(says, would, close, go, selection) {
   const least = would.matching_at_least ? "At least " : "";
   const others = Object.entries(would.outcomes).length > 1 || would.changed !== would.total;
-  if (!would.changed && !would.next) {
+  if (!would.changed && !would.more) {
     return [
       h("p", { class: "notice warn" }, "Nothing would change. Outcomes:"), outcomes(would.outcomes), h("p", { class: "mono" }, chosen(selection)),
       h("footer", {}, h("button", { type: "button", class: "primary", onclick: close }, "Close")),
@@ -138,7 +137,7 @@ function question(says, would, close, go, selection) {
     h("p", { class: "mono" }, chosen(selection)),
     h("p", {}, `${least}${count(would.matching, "message matches", "messages match")}. ${says.ask}`),
     would.due_at && h("p", {}, "New due time: ", h("strong", {}, absolute(would.due_at))),
-    others && [h("p", {}, would.next ? "Outcomes of the first of them:" : "Outcomes:"), outcomes(would.outcomes)],
+    others && [h("p", {}, would.more ? "Outcomes of the first of them:" : "Outcomes:"), outcomes(would.outcomes)],
     h("footer", {}, h("button", { type: "button", onclick: close }, "Leave them as they are"),
       h("button", { type: "button", class: says.grave ? "danger solid" : "primary", onclick: go }, says.go)),
   ];
@@ -154,29 +153,12 @@ async function many(content, path, asked, would) {
   return { total: done.considered, changed, outcomes: done.counts, messages: [], more: false, shortfall: shortfall(done) };
 }
 
-/** By a filter the server works on some thousand messages a call; on no more in all than there were when it was asked. */
-async function all(content, path, asked, would) {
-  const sum = { total: 0, changed: 0, outcomes: {}, messages: [], more: false };
-  const most = asked.filter && !would.matching_at_least ? would.matching : null;
-  let after = null;
-  do {
-    show(content, h("p", { role: "status" }, sum.total ? `${count(sum.total)} so far …` : "At work …"));
-    const bounds = { ...(after ? { after } : {}), ...(most ? { most: most - sum.total } : {}) };
-    let answer;
-    try {
-      answer = await post(path, { ...asked, dry_run: false, ...bounds });
-    } catch (fault) {
-      if (sum.total) fault.message = `${fault.message} ${count(sum.changed)} had been changed by then.`;
-      throw fault;
-    }
-    sum.total += answer.total;
-    sum.changed += answer.changed;
-    for (const [outcome, number] of Object.entries(answer.outcomes)) sum.outcomes[outcome] = (sum.outcomes[outcome] ?? 0) + number;
-    sum.messages.push(...answer.messages);
-    after = answer.next;
-  } while (after && (most === null || sum.total < most) && content.isConnected);
-  sum.more = after !== null && (await post(path, { ...asked, dry_run: true, after, most: 1 }).catch(() => sum)).total > 0;
-  return sum;
+/** What one call can do; of a filter no more than there were when it was asked. */
+async function few(content, path, asked, would) {
+  show(content, h("p", { role: "status" }, "At work …"));
+  const sum = await post(path, { ...asked, dry_run: false, ...(asked.filter ? { most: would.matching } : {}) });
+  const more = sum.more && (await post(path, { ...asked, dry_run: true, most: 1 }).catch(() => sum)).total > 0;
+  return { ...sum, more };
 }
 
 function result(name, sum, close, obstacles, undo) {
