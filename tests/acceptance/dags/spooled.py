@@ -27,8 +27,11 @@ def mortal_clock() -> datetime:
     return utcnow()
 
 
+# a task runs in a process of its own, which reads this file alone
+DelayedSendOperator.clock = staticmethod(mortal_clock)
+
 with DAG("spooled", schedule=None, catchup=False):
-    common = {"conn_id": "delayed_rabbitmq", "destination": "spooled", "delay": 0, "clock": mortal_clock}
+    common = {"conn_id": "delayed_rabbitmq", "destination": "spooled", "delay": 0}
     common |= {"retries": 1, "retry_delay": timedelta(0)}
 
     @task.delayed_send(**common)
