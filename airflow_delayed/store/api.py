@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import lineage
@@ -532,13 +532,11 @@ class Store(DelayStore):
     def counts(
         self,
         *,
-        destination: str | Unset = UNSET,
-        deliver_conn_id: str | Unset = UNSET,
-        tag: str | Unset = UNSET,
         overdue: timedelta = LATE_AFTER,
         hours: int = 24,
         minutes: int = 0,
         by_destination: bool = False,
+        **filters: Unpack[FilterArgs],
     ) -> StoreCounts:
         """Count the messages and the remembered ids of the store.
 
@@ -551,10 +549,10 @@ class Store(DelayStore):
         :param hours: count the messages of the next hours by hour, 0 to 744, the present hour included.
         :param minutes: count the messages of the next minutes by minute, 0 to 1440, the present minute included.
         :param by_destination: count by destination too.
-        :raises ValueError: ``hours``, ``minutes`` or ``overdue`` is out of range.
+        :raises ValueError: ``hours``, ``minutes`` or ``overdue`` is out of range; or ``state`` or ``reason`` is among
+            the criteria: messages that have left the store have none.
         """
-        criteria = passed(destination=destination, deliver_conn_id=deliver_conn_id, tag=tag)
-        wanted = self._filter(cast(FilterArgs, criteria))
+        wanted = self._filter_of_all("counts", filters)
         with self._ready():
             return counts.count(
                 self.engine,
@@ -594,9 +592,7 @@ class Store(DelayStore):
         :raises ValueError: ``state`` or ``reason`` is among the criteria: messages that have left the store have none.
         :raises TopologyError: the table is missing.
         """
-        wanted = self._filter(filters)
-        if wanted.states is not None or wanted.reason is not None:
-            raise ValueError("progress: state= and reason= are of messages in the store alone; leave them out")
+        wanted = self._filter_of_all("progress", filters)
         with self._ready():
             return counts.progress(self.engine, self.tables, wanted, ids=_ids(ids))
 
@@ -1231,6 +1227,13 @@ class Store(DelayStore):
 
     def _filter(self, filters: FilterArgs) -> MessageFilter:
         return filter_of(filters, own_conn_id=self.conn_id)
+
+    def _filter_of_all(self, method: str, filters: FilterArgs) -> MessageFilter:
+        """Return a filter that messages can match that have left the store."""
+        wanted = self._filter(filters)
+        if wanted.states is not None or wanted.reason is not None:
+            raise ValueError(f"{method}: state= and reason= are of messages in the store alone; leave them out")
+        return wanted
 
     def _change(
         self,
