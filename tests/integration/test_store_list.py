@@ -12,6 +12,7 @@ from support.stores import DATABASES, Store, message, on_postgres_too, plain_sto
 
 from airflow_delayed.errors import NaiveTime
 from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.identity import SentBy
 from airflow_delayed.store.records import Remembered, StoredMessage
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
@@ -200,6 +201,10 @@ def test_counts_by_filter(hook: DelayedStoreHook):
     assert hook.counts(destination="r").remembered == 0
     own = hook.counts(deliver_conn_id=hook.conn_id)
     assert (own.waiting, own.due, own.oldest_due, own.next_due) == (1, 0, None, hook.get("own").due_at)
+    assert hook.counts(due_from=hook.get("waiting").due_at, tag="t").waiting == 1
+    assert hook.counts(sent_by=SentBy(dag_id="nobody's")).waiting == 0
+    with pytest.raises(ValueError, match="counts: state= and reason= are of messages in the store alone"):
+        hook.counts(state="due")
 
 
 def test_counts_of_a_long_time(store: Store):
