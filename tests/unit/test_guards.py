@@ -66,23 +66,92 @@ def test_a_module_twice_unless_it_is_a_role(package):
     assert "or add the name of a shared role to ROLES" in modules[0][1]
 
 
-def test_a_room_with_too_many_doors(package):
-    rows = {f"store/row{number}.py": "" for number in range(guards.DOORS + 1)}
-    inside = {"store/api.py": "\n".join(f"from house.store import row{number}" for number in range(9))}
-    enter = [f"from house.store.row{number} import thing" for number in range(9)]
-    folder = package({**rows, **inside, "a.py": "\n".join(enter[:4]), "ui/b.py": "\n".join(enter[2:8])})
+ROUTE = "@router.get('/work')\nasync def work(): ..."
+
+
+@pytest.mark.parametrize(
+    "files, places",
+    [
+        ({"a.py": "def work(): ...", "x/b.py": "async def work(): ..."}, ["house/a.py:1", "house/x/b.py:1"]),
+        ({"a.py": "LIMIT = 1", "x/b.py": "LIMIT: int = 1"}, ["house/a.py:1", "house/x/b.py:1"]),
+        ({"a.py": "def work(): ...", "x/b.py": ROUTE}, []),
+        ({"x/admin.py": "def work(): ...", "y/admin.py": "def work(): ..."}, []),
+        ({"a.py": "def _work(): ...", "x/b.py": "def _work(): ..."}, []),
+        ({"a.py": "class A:\n    def work(self): ...", "x/b.py": "def work(): ..."}, []),
+    ],
+)
+def test_a_public_function_or_constant_twice(package, files, places):
+    folder = package(files)
+    assert [place for rule in ("constant", "function") for place, _ in found(folder, rule)] == places
+
+
+@pytest.mark.parametrize("room", ["store/", ""])
+def test_a_room_or_the_core_with_too_many_doors(package, room):
+    path = ("house." + room.replace("/", ".")).rstrip(".")
+    names = [f"name{number}" for number in range(guards.DOORS + 1)]
+    inside = {f"{room}rows.py": "", f"{room}api.py": f"from {path}.rows import {', '.join(names)}"}
+    entering = {"x/a.py": f"from {path}.rows import {', '.join(names[:-1])}", "y/b.py": f"from {path}.api import name1"}
+    folder = package({**inside, **entering})
     assert found(folder, "door") == []
-    package({"ui/c.py": f"\n{enter[8]}"})
+    package({"y/c.py": f"\nimport {path}.rows as r\nr.{names[-1]}(r.name2)"})
     doors = found(folder, "door")
-    assert len(doors) == 9
-    assert doors[-1][0] == "house/ui/c.py:2"
-    assert "imports house.store.row8; other rooms import 9 modules of store/, at most 8 are allowed" in doors[-1][1]
+    assert len(doors) == 41
+    assert doors[-1][0] == "house/y/c.py:2"
+    text = (
+        f"name40 of {path}.rows; other rooms use 41 names of {room.rstrip('/') or 'the core'}, at most 40 are allowed"
+    )
+    assert text in doors[-1][1]
+    assert {one.file for one in guards.violations(folder) if one.rule == "door"} == {f"house/{room}".rstrip("/")}
 
 
-def test_what_lies_in_a_folder_of_a_room_is_one_door(package):
-    parts = {f"store/dispatch/part{number}.py": "" for number in range(9)}
-    entering = "\n".join(f"import house.store.dispatch.part{number}" for number in range(9))
-    assert found(package({**parts, "a.py": entering}), "door") == []
+def test_a_facade_hides_no_door(package):
+    """Neither a module that passes names on, nor one that is imported as a whole."""
+    files = {"store/rows.py": "", "store/api.py": "from house.store.rows import a, b", "x/f.py": ""}
+    ways = {"y/one.py": "from house.store.api import a", "y/two.py": "from house.store import api\napi.b(api.c)"}
+    package_ = guards.Package(package({**files, **ways}))
+    used = {name for one in package_.imports if one.importer.startswith("house.y") for name in one.names}
+    assert used == {"a", "b", "c"}
+
+
+def test_a_room_imports_what_its_row_allows(package, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("| core | the core | |\n| `x/` | some | `y`, `z` |\n| `y/` | some | |\n| `gone/` | some | |\n")
+    files = {"a.py": "", "x/a.py": "import house.y.a\nimport house.a", "y/a.py": "", "y/b.py": "\nimport house.x.a"}
+    layers = list(guards.layers(guards.Package(package({**files, "z/a.py": ""})), page))
+    assert [(one.place, one.text.partition(";")[0]) for one in layers[:1]] == [("house/y/b.py:2", "y imports x")]
+    assert sorted(one.text.partition(" ")[0] for one in layers[1:]) == ["gone", "x", "z"]
+
+
+@pytest.mark.parametrize(
+    "first, second, places",
+    [
+        (":param a: the way.\n", ":param a: the\n        way.\n    :param b: another.\n", [3, 3]),
+        (":param a: the way.\n", ":param b: the way.\n", []),
+        (":param a: see :class:`A`.\n", ":param a: see :class:`A`.\n", []),
+        (":param a: the way.\n\n    More.\n", ":param a: the way.\n    :returns: it.\n", [3, 3]),
+    ],
+)
+def test_a_parameter_described_twice(package, first, second, places):
+    files = {
+        f"{name}.py": f'def {name}():\n    """Do.\n    {text}    """'
+        for name, text in zip("ab", (first, second), strict=True)
+    }
+    parameters = found(package(files), "parameter")
+    assert [int(place.partition(":")[2]) for place, _ in parameters] == places
+
+
+@pytest.mark.parametrize(
+    "text, places",
+    [
+        ("if hook.dialect_name == 'sqlite': ...", ["house/a.py:1"]),
+        ("a = 1 if 'mysql' != engine.dialect.name else 2", ["house/a.py:1"]),
+        ("\nmatch dialect_name:\n    case _: ...", ["house/a.py:2"]),
+        ("a = dialect_named(hook.dialect_name).is_file", []),
+        ("a = dialect.named == 1", []),
+    ],
+)
+def test_a_database_compared_by_name(package, text, places):
+    assert [place for place, _ in found(package({"a.py": text, "store/dialects.py": text}), "dialect")] == places
 
 
 @pytest.mark.parametrize(
@@ -96,6 +165,9 @@ def test_what_lies_in_a_folder_of_a_room_is_one_door(package):
         ("told: int = 1", 1),
         ('def f():\n    """Begin.\n\n    Anew.\n    """', 4),
         ('"""What is meant."""', 1),
+        ("class C:\n    def held_rows(self): ...", 2),
+        ("class OneRow: ...", 1),
+        ("ROWS_LEFT = 1", 1),
     ],
 )
 def test_words_that_say_too_little(package, text, line):
@@ -110,7 +182,14 @@ def test_the_name_of_a_module_is_a_name(package):
 
 @pytest.mark.parametrize(
     "text",
-    ['raise ValueError("is told anew")', "# told", "import said", "x = y.told(meant=1)", "meantime = besides = 1"],
+    [
+        'raise ValueError("is told anew")',
+        "# told",
+        "import said",
+        "x = y.told(meant=1)",
+        "meantime = besides = 1",
+        "found = _LEFT = 1",
+    ],
 )
 def test_other_texts_and_the_names_of_others_are_free(package, text):
     assert found(package({"a.py": text}), "word") == []
