@@ -32,8 +32,10 @@ def test_reckon(arrivals: list[tuple[str, float]], wanted: dict[str, int]) -> No
 
 
 @pytest.mark.parametrize("kind", ["default", "micros"])
-def test_what_spark_computed_is_read_in_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    shutil.copy(Path(__file__).parent / "intake/spark_files/4.2.0" / f"{kind}.parquet", tmp_path)
+def test_what_spark_computed_is_read_in_utc(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    shutil.copy(here / "tests/unit/intake/spark_files/4.2.0" / f"{kind}.parquet", tmp_path)
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     try:
