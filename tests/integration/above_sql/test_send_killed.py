@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 from support.recorder import Recorder
+from support.send_runs import States
 from support.standing import hold
 from support.stores import Store, Transport, message, on_postgres_too
 
@@ -25,16 +26,6 @@ MINUTE = timedelta(minutes=1)
 #: Messages that are stored in one transaction here.
 CHUNK = 10
 COUNT = 35
-
-
-class States(dict):
-    """A task state store, which survives tries."""
-
-    def set(self, key, value, retention=None):
-        self[key] = value
-
-    def delete(self, key):
-        self.pop(key, None)
 
 
 class Task:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from support.recorder import Recorder
+from support.send_runs import States
 from support.standing import lock, record
 from support.stores import Store, Transport, message, on_postgres_too
 
@@ -21,16 +22,6 @@ from airflow_delayed.store.api import DISPATCHED
 from airflow_delayed.store.records import remove_rows
 
 MINUTE = timedelta(minutes=1)
-
-
-class States(dict):
-    """A task state store."""
-
-    def set(self, key, value, retention=None):
-        self[key] = value
-
-    def delete(self, key):
-        self.pop(key, None)
 
 
 def context(run_id: str) -> dict:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 from airflow.triggers.callback import CallbackTrigger
+from support.silent import Silent
 
 from airflow_delayed.errors import DelayedError, TransportUnavailable
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -57,46 +57,12 @@ def counters(monkeypatch) -> Counters:
     return made
 
 
-class Silent:
-    """A database that takes connections, and never answers."""
-
-    def __init__(self) -> None:
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.asked = 0
-        self._open: list[socket.socket] = []
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self.server.accept()
-            except OSError:
-                return
-            self.asked += 1
-            self._open.append(connection)
-
-    def was_asked(self, times: int) -> bool:
-        """Whether so many connections came; the thread that makes the last one may still be at it."""
-        end = time.monotonic() + 60
-        while self.asked < times and time.monotonic() < end:
-            time.sleep(0.01)
-        return self.asked == times
-
-    def close(self) -> None:
-        self.server.shutdown(socket.SHUT_RDWR)
-        self.server.close()
-        for one in self._open:
-            one.close()
-
-
 @pytest.fixture
 def silent(connect) -> Iterator[Silent]:
-    made = Silent()
-    port = made.server.getsockname()[1]
-    connect("silent", conn_type="postgres", host="127.0.0.1", port=port, login="a", password="password", schema="b")
-    yield made
-    made.close()
+    with closing(Silent()) as made:
+        fields = {"login": "a", "password": "password", "schema": "b"}
+        connect("silent", conn_type="postgres", host="127.0.0.1", port=made.port, **fields)
+        yield made
 
 
 def context(run: str = "a") -> dict[str, Any]:
@@ -237,7 +203,7 @@ def test_what_waits_for_a_thread_fails_with_the_calls_before_it(silent: Silent, 
     errors = asyncio.run(all_at_once())
     assert all(isinstance(error, DelayedError) for error in errors)
     # no more than four have ever asked
-    assert silent.asked <= store_calls.THREADS
+    assert len(silent.connections) <= store_calls.THREADS
 
 
 def test_a_template_that_fails_does_not_lose_the_escalation(connect, tmp_path: Path, caplog) -> None:

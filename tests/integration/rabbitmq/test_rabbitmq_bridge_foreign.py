@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from random import Random
@@ -26,11 +26,7 @@ FRAMES = length("random property frames to a bridge", 500, 20_000)
 
 
 @pytest.fixture
-def hook(
-    using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost, monkeypatch: pytest.MonkeyPatch
-) -> RabbitMQDelayHook:
-    monkeypatch.setenv("AIRFLOW__DELAYED__BRIDGE_KEYS", ",".join(KEYS))
-    hook = using()
+def hook(hook: RabbitMQDelayHook, vhost: VirtualHost) -> RabbitMQDelayHook:
     consumers_exchange(vhost, "topic", all="#")
     hook.bridge("services", "orders").install()
     return hook

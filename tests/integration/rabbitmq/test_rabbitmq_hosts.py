@@ -40,9 +40,9 @@ def proxies(vhost: VirtualHost) -> Iterator[tuple[Proxy, Proxy]]:
 
 
 @pytest.fixture
-def hook(vhost: VirtualHost, connect: Connect) -> RabbitMQDelayHook:
+def hook(hook: RabbitMQDelayHook, vhost: VirtualHost) -> RabbitMQDelayHook:
     vhost.declare("orders")
-    return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+    return hook
 
 
 def through(connect: Connect, vhost: VirtualHost, *hosts: Proxy | str, **extra: object) -> RabbitMQDelayHook:

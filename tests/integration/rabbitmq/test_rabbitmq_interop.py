@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timezone
 
 import pytest
@@ -12,9 +11,9 @@ from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 
 
 @pytest.fixture
-def hook(vhost: VirtualHost, connect: Callable[..., str]) -> RabbitMQDelayHook:
+def hook(hook: RabbitMQDelayHook, vhost: VirtualHost) -> RabbitMQDelayHook:
     vhost.declare("orders")
-    return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+    return hook
 
 
 def test_kombu_receives_a_message(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:

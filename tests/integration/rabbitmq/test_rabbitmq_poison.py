@@ -24,7 +24,6 @@ from airflow_delayed.rabbitmq.connection import connect as connect_to
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, Topology
 
-Connect = Callable[..., str]
 UTC = timezone.utc
 PARKING_LOT = "delayed.set-aside"
 FRAMES = length("random property frames to a watcher", 2000, 100_000)
@@ -37,8 +36,7 @@ GOOD = poison.raw(message_id=poison.short(b"good"))
 
 
 @pytest.fixture
-def hook(vhost: VirtualHost, connect: Connect) -> RabbitMQDelayHook:
-    hook = RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+def hook(hook: RabbitMQDelayHook) -> RabbitMQDelayHook:
     hook.install(["orders"], create_destinations=True)
     return hook
 

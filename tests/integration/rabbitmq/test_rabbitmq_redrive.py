@@ -45,9 +45,9 @@ def test_the_command_is_of_rabbitmq_alone(connect: Callable[..., str], airflow_c
 
 
 @pytest.fixture
-def hook(vhost: VirtualHost, connect: Callable[..., str]) -> RabbitMQDelayHook:
+def hook(hook: RabbitMQDelayHook, vhost: VirtualHost) -> RabbitMQDelayHook:
     vhost.declare("Acme.Sales", "orders", "gone")
-    return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+    return hook
 
 
 def strand(hook: RabbitMQDelayHook, vhost: VirtualHost, waiting: int = 6) -> None:

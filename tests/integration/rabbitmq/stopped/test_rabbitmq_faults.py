@@ -24,9 +24,9 @@ from services import rabbitmq
 
 
 @pytest.fixture
-def hook(vhost: VirtualHost, connect: Callable[..., str]) -> RabbitMQDelayHook:
+def hook(hook: RabbitMQDelayHook, vhost: VirtualHost) -> RabbitMQDelayHook:
     vhost.declare("orders")
-    return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+    return hook
 
 
 def test_a_broker_that_restarts_in_the_middle_of_a_batch(
