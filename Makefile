@@ -21,13 +21,13 @@ demo-ui: ## Airflow with the operations page and messages in every state, until 
 
 test: ## all tests, on real servers that it installs and starts; some: make test TESTS=tests/unit ARGS="-k sqs"
 	@$(MAKE) --no-print-directory --jobs=2 lint $(if $(TESTS),,compiled)
-	@exec .venv/bin/python -m pytest $(if $(TESTS),,$(PARALLEL)) $(or $(TESTS),tests) \
+	@exec .venv/bin/python -m pytest $(if $(TESTS),,$(PARALLEL)) $(TESTS) \
 		$(if $(filter long,$(TEST_LENGTH)),--override-ini=faulthandler_timeout=4000) $(ARGS)
 
 # in a fresh clone, beside mypy, which needs one core: otherwise each process would compile Airflow and the tests at its
 # start; what cannot be collected is an error of the tests
 compiled: setup
-	@[[ -d tests/__pycache__ ]] || .venv/bin/python -m pytest --collect-only --quiet tests >/dev/null 2>&1 || true
+	@[[ -d tests/__pycache__ ]] || .venv/bin/python -m pytest --collect-only --quiet >/dev/null 2>&1 || true
 
 test-long: export TEST_LENGTH := long
 test-long: test ## the same with each fault many times and on each database; long

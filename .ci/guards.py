@@ -4,12 +4,19 @@
 
 circle: no module imports another that imports it, directly or through others; imports in functions and those for type
     checking count.
+layer: a room imports the rooms that its row allows, in the table of docs/development/architecture.md.
+door: a room is a folder of the package, or the core, which is the files beside the folders; the other rooms import at
+    most DOORS of its names, and OF_THE_CORE of the core's. A name counts once, by whatever module it comes; of a module
+    that is imported, the names that are used count.
 class: no public class has the name of another.
 constant: nor has a public constant.
+function: nor has a public function, but for routes of the API, and for modules that play the same role (ROLES).
 module: no module has the name of another, unless both play the same role in their rooms (ROLES).
-door: a room is a folder of the package; the others import at most DOORS of its modules or subfolders.
+parameter: no docstring describes a parameter in the words of another docstring; "see ..." says where the words are.
+dialect: only store/dialects.py compares the name of a database.
+word: some words (WORDS) say too little for a name or a docstring, and some (NOT_NAMES) for the name of a function, a
+    class or a public constant. Error texts may have them.
 test: integration and acceptance tests, and what they share, import public paths and doors of rooms alone (TEST_DOORS).
-word: some words (WORDS) say too little for a name or a docstring. Error texts may have them.
 
 test_imports.txt has the modules that a test imports all the same, and why. A line that is not needed any more fails.
 
@@ -33,6 +40,7 @@ TOP = Path(__file__).resolve().parent.parent
 PACKAGE = TOP / "airflow_delayed"
 COUNTS = TOP / ".ci" / "guards.txt"
 EXCEPTIONS = TOP / ".ci" / "test_imports.txt"
+LAYERS = TOP / "docs" / "development" / "architecture.md"
 LOWER = ".venv/bin/python .ci/guards.py --lower"
 
 #: Names that several rooms give to a module, because it does the same in each.
@@ -40,7 +48,11 @@ ROLES = {"__init__", "admin", "connections", "dispatch", "due_time", "errors", "
 ROLES |= {"reply", "reporting"}
 # frozen dataclasses that a room returns: records
 ROLES |= {"clock", "messages_dispatched", "records", "topology", "transport"}
-DOORS = 8
+DOORS = 40
+#: The most names of the core, which all rooms share.
+OF_THE_CORE = 240
+#: So many places of a rule in a file are printed.
+PRINTED = 10
 #: By room, "" for the core: what tests of several rooms may import. All modules of a room: "*".
 TEST_DOORS = {
     "": "clock delivery errors identity links message nservicebus provider_info replies",
@@ -70,6 +82,18 @@ WORDS = {
     "anew": "again, from the beginning",
 }
 
+NOT_NAMES = {
+    "found": "read, or the noun of what is found",
+    "one": "the noun of the thing",
+    "known": "remembered, registered, declared",
+    "left": "remaining, or the noun of what remains",
+    "given": "passed, configured",
+    "some": "a number, or the noun",
+    "held": "leased, locked, kept",
+}
+#: The one file that may know databases by their names.
+DIALECTS = "store/dialects.py"
+
 #: Where a node has the name that it makes.
 _NAMES: dict[type, str] = {ast.ClassDef: "name", ast.FunctionDef: "name", ast.AsyncFunctionDef: "name"}
 _NAMES |= {ast.arg: "arg", ast.Name: "id", ast.Attribute: "attr"}
@@ -88,11 +112,12 @@ class Violation(NamedTuple):
 
 
 class Import(NamedTuple):
-    """One import of a module of the package by another."""
+    """One import of a module of the package by another, with the names that are used of it."""
 
     importer: str
     imported: str
     line: int
+    names: frozenset[str]
 
 
 class Package:
@@ -112,30 +137,38 @@ class Package:
     def file(self, module: str) -> str:
         return self._files[module]
 
-    def room(self, module: str) -> str | None:
-        """Return the folder below the package; None for what lies beside the folders."""
-        return module.split(".")[1] if self._files[module].count("/") > 1 else None
+    def room(self, module: str) -> str:
+        """Return the folder below the package; "" for the core, which lies beside the folders."""
+        return module.split(".")[1] if self._files[module].count("/") > 1 else ""
 
     def _imports(self, importer: str) -> Iterator[Import]:
-        for node in ast.walk(self.trees[importer]):
+        tree = self.trees[importer]
+        used: dict[str, set[str]] = defaultdict(set)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                used[ast.unparse(node.value)].add(node.attr)
+        for node in ast.walk(tree):
             base = self._base(importer, node) if isinstance(node, ast.ImportFrom) else ""
-            for imported in sorted(self._modules(node, base) - {importer}):
-                yield Import(importer, imported, node.lineno)
+            names: dict[str, set[str]] = defaultdict(set)
+            for imported, name, alias in self._modules(node, base):
+                names[imported] |= {name} if name else used[alias]
+            for imported in sorted(names.keys() - {importer}):
+                yield Import(importer, imported, node.lineno, frozenset(names[imported]))
 
     def imported_by(self, tree: ast.Module) -> set[tuple[str, int]]:
         """Return the modules of this package that code outside imports, with the lines."""
         imports = (node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
-        return {(name, node.lineno) for node in imports for name in self._modules(node, getattr(node, "module", ""))}
+        return {(one[0], node.lineno) for node in imports for one in self._modules(node, getattr(node, "module", ""))}
 
-    def _modules(self, node: ast.AST, base: str | None) -> set[str]:
-        """Return the modules of this package that a statement imports."""
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+    def _modules(self, node: ast.AST, base: str | None) -> Iterator[tuple[str, str, str]]:
+        """Yield each module of this package that a statement imports, a name in it or "" for all, and the alias."""
+        for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
+            path = f"{base}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
             # a name is a module or something that is in one
-            names = [name if (name := f"{base}.{alias.name}") in self.trees else base or "" for alias in node.names]
-        return {*names} & self.trees.keys()
+            if path in self.trees:
+                yield path, "", alias.asname or alias.name
+            elif base in self.trees:
+                yield base, alias.name, ""
 
     def _base(self, importer: str, node: ast.ImportFrom) -> str:
         if not node.level:
@@ -170,7 +203,7 @@ def _way(imports: dict[str, set[str]], start: str, end: str) -> list[str] | None
 
 
 def names_twice(package: Package) -> Iterator[Violation]:
-    """Find public classes and constants with the name of another one."""
+    """Find public classes, constants and functions with the name of another one."""
     places: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
     for module, tree in package.trees.items():
         for node in tree.body:
@@ -178,21 +211,25 @@ def names_twice(package: Package) -> Iterator[Violation]:
                 places[rule, name].append((package.file(module), node.lineno))
     for (rule, name), found in places.items():
         for file, line in found:
-            others = ", ".join(sorted({other for other, _ in found} - {file}))
+            role = Path(file).stem if rule == "function" and Path(file).stem in ROLES else None
+            others = ", ".join(sorted({other for other, _ in found if other != file and Path(other).stem != role}))
             if others:
                 text = f"{rule} {name} is in {others} too; name what differs, or begin the name with an underscore"
                 yield Violation(rule, file, f"{file}:{line}", text)
 
 
 def _public(node: ast.stmt) -> Iterator[tuple[str, str]]:
-    """Return the public class or constants that a statement of a module makes; the T of generics is none."""
+    """Return what a statement of a module makes that is public; the T of generics is not, and no route of the API."""
+    made: list[tuple[str, str]] = []
     if isinstance(node, ast.ClassDef):
         made = [("class", node.name)]
-    else:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        route = any(re.search(r"\brouter\.\w+\(", ast.unparse(decorator)) for decorator in node.decorator_list)
+        made = [] if route else [("function", node.name)]
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         names = [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
-        assigns = isinstance(node, ast.Assign | ast.AnnAssign)
-        made = [("constant", name) for name in names if assigns and name.isupper() and len(name) > 1]
+        made = [("constant", name) for name in names if name.isupper() and len(name) > 1]
     yield from (one for one in made if not one[1].startswith("_"))
 
 
@@ -213,17 +250,37 @@ def doors(package: Package) -> Iterator[Violation]:
     """Find what other rooms import of a room that has too many doors."""
     first: dict[str, dict[str, Import]] = defaultdict(dict)
     for one in package.imports:
-        room = package.room(one.imported)
-        if room is not None and room != package.room(one.importer):
-            first[room].setdefault(".".join(one.imported.split(".")[:3]), one)
+        if (room := package.room(one.imported)) != package.room(one.importer):
+            for name in one.names:
+                first[room].setdefault(name, one)
     for room, entered in first.items():
-        for door, one in entered.items() if len(entered) > DOORS else ():
-            place = f"{package.file(one.importer)}:{one.line}"
+        most = DOORS if room else OF_THE_CORE
+        for name, one in entered.items() if len(entered) > most else ():
             text = (
-                f"imports {door}; other rooms import {len(entered)} modules of {room}/, at most {DOORS} are allowed:"
-                " import a module that other rooms import already, or let that module pass it on"
+                f"{name} of {one.imported}; other rooms use {len(entered)} names of {room or 'the core'}, at most"
+                f" {most} are allowed: use what they use already, or move the code that needs it into that room"
             )
-            yield Violation("door", door.replace(".", "/"), place, text)
+            folder = "/".join(part for part in (package.name, room) if part)
+            yield Violation("door", folder, f"{package.file(one.importer)}:{one.line}", text)
+
+
+def layers(package: Package, page: Path) -> Iterator[Violation]:
+    """Find imports between rooms that the page's table does not allow, and rows that do not say what is there."""
+    rows = re.findall(r"^\| `?(core|\w+/)`? \|[^|]*\|([^|]*)\|$", page.read_text(), re.MULTILINE)
+    allowed = {room.removesuffix("/"): set(re.findall(r"`(\w+)`", cell)) for room, cell in rows}
+    unused = {(room, other) for room, others in allowed.items() for other in others}
+    for one in package.imports:
+        room, other = package.room(one.importer) or "core", package.room(one.imported)
+        unused.discard((room, other))
+        if other and other != room and other not in allowed.get(room, ()):
+            text = f"{room} imports {other}; go by a room that its row in {page.name} allows, or allow it there"
+            yield Violation("layer", package.file(one.importer), f"{package.file(one.importer)}:{one.line}", text)
+    for room in {package.room(module) or "core" for module in package.trees} ^ allowed.keys():
+        text = f"{room} is a row of the table or a room of the package, and not both"
+        yield Violation("layer", page.name, page.name, text)
+    for room, other in sorted(unused):
+        text = f"{room} does not import {other} any more; remove it from the row"
+        yield Violation("layer", page.name, page.name, text)
 
 
 def read_exceptions(file: Path) -> set[tuple[str, str]]:
@@ -258,20 +315,60 @@ def _is_door(package: Package, module: str) -> bool:
     return not name or allowed == "*" or name in allowed.split()
 
 
+def parameters(package: Package) -> Iterator[Violation]:
+    """Find parameters that several docstrings describe in the same words."""
+    places: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for module, tree in package.trees.items():
+        for line, text in _docstrings(tree):
+            # up to the next field, or the end of the paragraph
+            for field in re.finditer(r"^ *(:param .*(?:\n *[^:\s].*)*)", text, re.MULTILINE):
+                described = " ".join(field[1].split())
+                if not re.match(r":param \w+: see ", described):
+                    place = package.file(module), line + text.count("\n", 0, field.start())
+                    places[described].append(place)
+    for described, same in places.items():
+        for file, line in same if len(same) > 1 else ():
+            others = ", ".join(f"{other}:{there}" for other, there in same if (other, there) != (file, line))
+            text = f"{described!r} is in {others} too; let the others say: see :class:`...`"
+            yield Violation("parameter", file, f"{file}:{line}", text)
+
+
+def dialects(package: Package) -> Iterator[Violation]:
+    """Find comparisons of a database's name outside the dialects."""
+    for module, tree in package.trees.items():
+        file = package.file(module)
+        for node in ast.walk(tree) if file != f"{package.name}/{DIALECTS}" else ():
+            compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            compared += [node.subject] if isinstance(node, ast.Match) else []
+            if any(re.search(r"\bdialect[._]name$", ast.unparse(part)) for part in compared):
+                text = f"compares the name of a database; give the dialects in {DIALECTS} what differs"
+                yield Violation("dialect", file, f"{file}:{node.lineno}", text)
+
+
 def words(package: Package) -> Iterator[Violation]:
     """Find words that say too little, in names where they are made and in docstrings."""
     for module, tree in package.trees.items():
         file = package.file(module)
-        for name, line in [(Path(file).stem, 1), *_names(tree)]:
-            for word in re.findall(r"[a-z]+|[A-Z][a-z]*", name):
-                if word.lower() in WORDS:
-                    text = f"{word.lower()!r} in the name {name}; say {WORDS[word.lower()]}, or the noun of the domain"
+        names = [(name, line, WORDS) for name, line in [(Path(file).stem, 1), *_names(tree)]]
+        names += [(name, line, NOT_NAMES) for name, line in _public_names(tree)]
+        for name, line, forbidden in names:
+            for word in re.findall(r"[a-z]+|[A-Z]+(?![a-z])|[A-Z][a-z]*", name):
+                if word.lower() in forbidden:
+                    remedy = f"say {forbidden[word.lower()]}, or the noun of the domain"
+                    text = f"{word.lower()!r} in the name {name}; {remedy}"
                     yield Violation("word", file, f"{file}:{line}", text)
-        for line, text in _docstrings(tree):
-            # names in double backquotes are those of queues, keys and parameters
+        # names in double backquotes are those of queues, keys and parameters
+        for line, text in [each for first, doc in _docstrings(tree) for each in enumerate(doc.splitlines(), first)]:
             for word in re.findall(rf"\b(?:{'|'.join(WORDS)})\b", re.sub("``.*?``", "", text.lower())):
                 remedy = f"{word!r} in a docstring; say {WORDS[word]}, or a subject, a verb and a noun"
                 yield Violation("word", file, f"{file}:{line}", remedy)
+
+
+def _public_names(tree: ast.Module) -> list[tuple[str, int]]:
+    """Return the names of functions, methods and classes, and of public constants."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    made = [(node.name, node.lineno) for node in ast.walk(tree) if isinstance(node, kinds)]
+    return made + [(name, node.lineno) for node in tree.body for rule, name in _public(node) if rule == "constant"]
 
 
 def _names(tree: ast.Module) -> list[tuple[str, int]]:
@@ -282,16 +379,19 @@ def _names(tree: ast.Module) -> list[tuple[str, int]]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Return the docstrings, each with the number of its first line."""
     for node in ast.walk(tree):
         documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         if documented and (text := ast.get_docstring(node, clean=False)):
-            yield from enumerate(text.splitlines(), node.body[0].lineno)
+            yield node.body[0].lineno, text
 
 
 def violations(folder: Path) -> list[Violation]:
     package = Package(folder)
-    found = [one for rule in (circles, names_twice, modules, doors, words) for one in rule(package)]
+    rules = (circles, doors, names_twice, modules, parameters, dialects, words)
+    found = [one for rule in rules for one in rule(package)]
     if folder == PACKAGE:
+        found += layers(package, LAYERS)
         found += test_imports(package, TOP / "tests", read_exceptions(EXCEPTIONS))
     return found
 
@@ -321,7 +421,8 @@ def main(arguments: list[str] | None = None, *, folder: Path = PACKAGE, counts: 
         old, new = allowed[rule, file], now[rule, file]
         if new > old:
             print(f"{file}: {new} of rule {rule!r}, and {counts.name} allows {old}:")
-            print(*(f"  {one.place}: {one.text}" for one in found if (one.rule, one.file) == (rule, file)), sep="\n")
+            places = [f"  {one.place}: {one.text}" for one in found if (one.rule, one.file) == (rule, file)]
+            print(*places[:PRINTED], *([f"  and {more} more"] if (more := len(places) - PRINTED) > 0 else ()), sep="\n")
         elif new < old:
             print(f"{file}: {new} of rule {rule!r}, fewer than {old}: lower the number in {counts.name} ({LOWER})")
     if now != allowed:

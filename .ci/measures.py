@@ -2,7 +2,8 @@
 
     .venv/bin/python .ci/measures.py [--size]
 
-Lines are counted as they stand, their mean length without blank ones, and functions from `def` to their last line. Then
+Lines are counted as they stand, their mean length without blank ones, and functions from `def` to their last line. What
+stands twice is counted as .ci/guards.py does. A thread is started by hand where no function of threads.py does it. Then
 three things are done for real, on a private RabbitMQ and a store in SQLite: a send, a dispatch, and a cancel by its
 tag through the page's API. Each is done once before, so that imports do not count. Printed are the package's files on
 the Python stack at the decisive moment, with those on the stacks of the threads that started the one at work; and in
@@ -17,10 +18,12 @@ import os
 import re
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -28,10 +31,14 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
+import guards
+
 TOP = Path(__file__).resolve().parent.parent
 PACKAGE = TOP / "airflow_delayed"
 QUEUE = "orders"
 TAG = "customer-7"
+HOOK = "airflow_delayed.hooks.store"
+THREADS = "airflow_delayed.threads"
 
 
 def sizes() -> None:
@@ -51,6 +58,24 @@ def sizes() -> None:
     print(f"functions: {len(lengths)}")
     print(f"length of a function, median: {statistics.median(lengths):g}")
     print(f"length of a function, 90th percentile: {statistics.quantiles(lengths, n=10)[-1]:g}")
+
+
+def structure() -> None:
+    """Print what stands twice, what only one module imports, and what an import of the store's hook loads."""
+    package = guards.Package(PACKAGE)
+    twice = Counter(one.rule for one in guards.names_twice(package))
+    importers = Counter(imported for _, imported in {(one.importer, one.imported) for one in package.imports})
+    nodes = [node for module, tree in package.trees.items() if module != THREADS for node in ast.walk(tree)]
+    by_hand = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Thread")]
+    print(f"constants with the name of another: {twice['constant']}")
+    print(f"functions with the name of another: {twice['function']}")
+    print(f"modules that one other imports: {list(importers.values()).count(1)}")
+    print(f"threads started by hand: {len(by_hand)}")
+    loaded = f"import sys, {HOOK}; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", loaded], cwd=TOP, check=True, capture_output=True, text=True)
+    names = modules.stdout.splitlines()[-1].split()
+    own = [name for name in names if name.partition(".")[0] == PACKAGE.name]
+    print(f"modules that `import {HOOK}` loads: {len(own)} of the package, {len(names)} in all")
 
 
 class Watch:
@@ -267,10 +292,11 @@ def _cancel(store: Any, folder: Path) -> Iterator[Callable[[int], None]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--size", action="store_true", help="count files, lines and functions only")
+    parser.add_argument("--size", action="store_true", help="walk no message's way")
     arguments = parser.parse_args()
     started = time.monotonic()
     sizes()
+    structure()
     if not arguments.size:
         ways()
         print(f"\n({time.monotonic() - started:.0f} s)", file=sys.stderr)

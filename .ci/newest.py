@@ -200,7 +200,7 @@ def _test(server: Server, base: Path, arguments: Sequence[str]) -> Result:
         report = FOLDER / f"{server.service}.xml"
         report.unlink(missing_ok=True)
         files = sorted(
-            str(file.relative_to(TOP)) for name in server.files for file in TOP.glob(f"tests/integration/{name}")
+            str(file.relative_to(TOP)) for name in server.files for file in TOP.glob(f"tests/integration/**/{name}")
         )
         command = [sys.executable, "-m", "pytest", "-q", "-p", "support.needing", f"--needing={server.known_as}"]
         subprocess.run(

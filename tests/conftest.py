@@ -127,6 +127,13 @@ def connect(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
+def spools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this user's spools, in the test's own."""
+    monkeypatch.setenv("AIRFLOW__DELAYED__SPOOL_FOLDER", str(tmp_path / "spools"))
+    return tmp_path / "spools" / f"airflow-delayed-spool-{os.getuid()}"
+
+
+@pytest.fixture
 def here() -> Path:
     """The top of the repository."""
     return Path(__file__).resolve().parent.parent

@@ -19,7 +19,7 @@ from airflow_delayed.delivery import BUILT_IN, Clock, Delivery, TopologyReport
 from airflow_delayed.errors import DelayedError, MissingExtra, NotAStore, UnsupportedConnection
 from airflow_delayed.identity import Origin
 from airflow_delayed.message import utcnow
-from airflow_delayed.store.api import Store, engine_options, first_line, prepare, system_user
+from airflow_delayed.store.api import Store, dialect_named, first_line, prepare, system_user
 from airflow_delayed.store.policy import OnConflict
 from airflow_delayed.store.schema import TABLE
 from airflow_delayed.threads import in_thread
@@ -178,9 +178,10 @@ class DelayedStoreHook(Store, BaseHook):
 
     def _make_engine(self) -> Engine:
         hook = self._sql_hook()
-        if hook.dialect_name == "sqlite":
+        dialect = dialect_named(hook.dialect_name)
+        if dialect.is_file:
             check_shared_disk(self.conn_id)
-        options = engine_options(hook.dialect_name)
+        options = dialect.engine_options()
         if extras := connect_args(hook):
             options["connect_args"] = {**options.get("connect_args", {}), **extras}
         return prepare(hook.get_sqlalchemy_engine(engine_kwargs=options))

@@ -64,7 +64,7 @@ from airflow_delayed.store.changes import (
 )
 from airflow_delayed.store.counts import DispatcherSeen, Progress, StoreCounts
 from airflow_delayed.store.database import Dialect
-from airflow_delayed.store.dialects import database_time, dialect_of
+from airflow_delayed.store.dialects import database_time, dialect_named, dialect_of
 from airflow_delayed.store.dispatch import report
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.dispatch.queue_tables import delete_delivered
@@ -157,6 +157,7 @@ __all__ = [
     "TooManyJobs",
     "UnpauseReport",
     "close_engine",
+    "dialect_named",
     "engine_options",
     "first_line",
     "hash_of",

@@ -101,6 +101,8 @@ class Dialect:
     claims_at_once: ClassVar[bool] = False
     #: Whether a query that locks by an index also locks the rows that it only examines, until the transaction ends.
     locks_examined_rows: ClassVar[bool] = False
+    #: Whether a database is a file, which only machines that share its disk can read.
+    is_file: ClassVar[bool] = False
     #: Whether an id may be bytes that are no text.
     keeps_raw_ids: ClassVar[bool] = False
     #: Whether a page of several runs is read run by run.

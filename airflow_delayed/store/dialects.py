@@ -367,6 +367,7 @@ class MySQL(Dialect):
 class SQLite(Dialect):
     """A SQLite file: one transaction writes at a time, and waits for another by the driver."""
 
+    is_file = True
     keeps_raw_ids = True
     _clock = "SELECT strftime('%Y-%m-%d %H:%M:%f000', 'now')"
 

@@ -33,7 +33,7 @@ def of_alerts(rules: Path) -> Iterator[str]:
     """What each alert compares: the expressions have no result while nothing is wrong."""
     for group in yaml.safe_load(rules.read_text())["groups"]:
         for rule in group["rules"]:
-            # of the API server's own metrics, which need a token; tests/integration/test_broken_setups.py has them
+            # of the API server's own metrics, which need a token; tests/integration/ui/test_broken_setups.py has them
             of_page = "delayed_page_", "delayed:broken_"
             sides = re.split(r"\nunless on \(\w*\) ", rule["expr"].strip())
             for side in sides:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from sqlalchemy import create_engine
 from support.lengths import TABLES
 from support.nights import FOLDERS, QUEUE, Nights, Round, Run, play
+from support.silent import Silent
 
 from acceptance.conftest import connection_fields, create_database
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -40,26 +39,6 @@ DAGS = (
 ROUNDS, DAYS = 8, 6
 # another live Airflow, whose figures a busy machine makes late
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.long]
-
-
-class Silent:
-    """A database that takes connections and never answers."""
-
-    def __init__(self) -> None:
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        #: That it has taken.
-        self.connections: list[socket.socket] = []
-        Thread(target=self._take, daemon=True).start()
-
-    def _take(self) -> None:
-        with suppress(OSError):
-            while True:
-                self.connections.append(self._server.accept()[0])
-
-    def close(self) -> None:
-        for one in (self._server, *self.connections):
-            one.close()
 
 
 @pytest.fixture(scope="module")

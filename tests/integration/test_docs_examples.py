@@ -6,7 +6,9 @@ import contextlib
 from datetime import timedelta
 from urllib.parse import quote
 
+import pytest
 from support import consuming, pages
+from support.examples import note_dags
 
 from airflow_delayed.message import DelayedMessage, utcnow
 
@@ -23,18 +25,9 @@ def block_with(here, text):
 
 
 def dags_of(block):
-    from airflow.sdk import DAG
-
-    names: dict[str, object] = {"DAG": DAG}
-    made = []
-
-    class Noted(DAG):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    names["DAG"] = Noted
-    exec(block.replace("from airflow.sdk import DAG\n", ""), names)
+    with pytest.MonkeyPatch.context() as patch:
+        made = note_dags(patch)
+        exec("from airflow.sdk import DAG\n" + block, {})
     return {dag.dag_id: dag for dag in made}
 
 

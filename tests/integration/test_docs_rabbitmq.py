@@ -19,6 +19,7 @@ import pytest
 from pika import BasicProperties
 from pika.exceptions import ConnectionClosedByBroker
 from support.bridging import KEYS
+from support.examples import note_dags
 from support.rabbitmq import VirtualHost, eventually, messages
 from support.virtual_hosts import VirtualHosts
 
@@ -62,21 +63,9 @@ def run_page(here: Path, vhost: VirtualHost, run_dag: Callable[..., Any]) -> Cal
 
 
 def run_dags(code: str, run_dag: Callable[..., Any]) -> None:
-    from airflow.sdk import DAG
-
-    made: list[DAG] = []
-
-    class Noted(DAG):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    exec(
-        re.sub(
-            r"from airflow\.sdk import DAG(, )?", lambda found: "from airflow.sdk import " if found[1] else "", code
-        ),
-        {"DAG": Noted},
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        made = note_dags(patch)
+        exec(code, {})
     assert made
     for dag in made:
         assert {ti.state for ti in run_dag(dag).get_task_instances()} == {"success"}

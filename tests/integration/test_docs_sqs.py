@@ -12,8 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from airflow.sdk import DAG
 from support import aws_cli, pages
+from support.examples import note_dags
 from support.sqs import World
 
 from airflow_delayed.hooks.sqs import SqsDelayHook
@@ -84,14 +84,7 @@ def test_the_connection_of_the_index_is_one(docs: Path, monkeypatch: pytest.Monk
 
 
 def test_long_delays(docs: Path, world: World, run_dag, monkeypatch: pytest.MonkeyPatch):
-    made: list[DAG] = []
-
-    class Noted(DAG):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    monkeypatch.setattr("airflow.sdk.DAG", Noted)
+    made = note_dags(monkeypatch)
     list(pages.run(docs / "long-delays.md"))
     remind, cycle = made
     assert run_dag(remind).state == "success"

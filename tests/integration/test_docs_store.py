@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 from airflow.cli import cli_parser
-from airflow.sdk import DAG
 from support import pages
+from support.examples import note_dags
 from support.sqs import World
 
 from airflow_delayed.cli import service
@@ -60,14 +60,7 @@ def test_the_index(docs: Path, store: DelayedStoreHook):
 
 
 def test_run_dispatchers(docs: Path, store: DelayedStoreHook, sqs_endpoint: str, connect, run_dag, monkeypatch):
-    made: list[DAG] = []
-
-    class Noted(DAG):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    monkeypatch.setattr("airflow.sdk.DAG", Noted)
+    made = note_dags(monkeypatch)
     connect("aws_default", **sqs.connection(sqs_endpoint))
     world = World(sqs_endpoint, "aws_default").install()
     store.install(["q"], create_destinations=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from airflow.sdk import DAG
 from sqlalchemy import create_engine
 from support import pages
+from support.examples import note_dags
 from support.msmq import fill, row, timeouts_table
 from support.rabbitmq import VirtualHost, virtual_host
 from support.stores import run_sql
@@ -62,14 +62,7 @@ def vhost(rabbitmq_url: str, connect) -> Iterator[VirtualHost]:
 
 
 def test_the_page(here: Path, database: str, vhost: VirtualHost, run_dag, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[DAG] = []
-
-    class Noted(DAG):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    monkeypatch.setattr("airflow.sdk.DAG", Noted)
+    made = note_dags(monkeypatch)
     list(pages.run(here / "docs" / "store" / "from-nservicebus.md"))
     (dag,) = made
     # what the old endpoint has stored since

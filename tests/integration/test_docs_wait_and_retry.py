@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from airflow.sdk import DAG
 from support import pages
+from support.examples import note_dags
 
 from airflow_delayed.clock import EXACT, LONGEST, pause
 from airflow_delayed.operators.send import BRIEF, DelayedSendOperator
@@ -19,14 +19,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/airflow/wait-and-retry.md"
 
 
 def test_its_code_waits_sends_and_cancels(delayed: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[DAG] = []
-
-    class Noted(DAG):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            made.append(self)
-
-    monkeypatch.setattr("airflow.sdk.DAG", Noted)
+    made = note_dags(monkeypatch)
     began = delayed.now
     # what the page prints in the end is compared
     blocks = pages.run(PAGE)

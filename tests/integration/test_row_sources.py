@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
@@ -22,11 +21,7 @@ from airflow_delayed.sources import SqlSource
 DUE = datetime(2030, 5, 6, 12, tzinfo=timezone.utc)
 
 
-@pytest.fixture(autouse=True)
-def spools(tmp_path, monkeypatch):
-    """The folder of this user's spools."""
-    monkeypatch.setenv("AIRFLOW__DELAYED__SPOOL_FOLDER", str(tmp_path / "spools"))
-    return tmp_path / "spools" / f"airflow-delayed-spool-{os.getuid()}"
+pytestmark = pytest.mark.usefixtures("spools")
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def test_install_twice(world: World):
     assert states(first) == [State.CREATED, State.CREATED]
     assert states(world.hook.install([world.destination, world.destination])) == [State.OK, State.OK]
     assert world.hook.verify([world.destination]).ok
-    made = world.client.get_queue_attributes(QueueUrl=world.url_of(world.fifo), AttributeNames=["All"])["Attributes"]
+    made = world.attributes(world.fifo)
     assert (made["FifoQueue"], made["DelaySeconds"], made["MessageRetentionPeriod"]) == ("true", "900", "1209600")
     assert "RedrivePolicy" not in made
 
@@ -79,7 +79,7 @@ def test_what_differs_is_named_and_left_alone(world: World):
         ("MessageRetentionPeriod", "at least 345600", 600),
         ("RedrivePolicy", "none", policy),
     ]
-    left = world.client.get_queue_attributes(QueueUrl=world.url_of(world.fifo), AttributeNames=["All"])["Attributes"]
+    left = world.attributes(world.fifo)
     assert left["DelaySeconds"] == "10"
 
 

@@ -55,10 +55,6 @@ def world(clock: Clock, connect) -> Iterator[World]:
         yield World(URL, conn_id, now=clock.now)
 
 
-def attributes(world: World, name: str) -> dict[str, str]:
-    return world.client.get_queue_attributes(QueueUrl=world.url_of(name), AttributeNames=["All"])["Attributes"]
-
-
 def refusal(request, **arguments: Any) -> str:
     """Return why SQS refuses a request."""
     with pytest.raises(ClientError) as caught:
@@ -79,8 +75,8 @@ def test_queues_are_made_compared_and_repaired(world: World):
     made = {"create_destinations": True, "settings": settings}
     assert world.hook.install([world.destination], **made).counts() == {"created": 3}
     assert world.hook.install([world.destination], **made).counts() == {"ok": 3}
-    policy = {"deadLetterTargetArn": attributes(world, f"{world.queue}-dead")["QueueArn"], "maxReceiveCount": 3}
-    assert json.loads(attributes(world, world.queue)["RedrivePolicy"]) == policy
+    policy = {"deadLetterTargetArn": world.attributes(f"{world.queue}-dead")["QueueArn"], "maxReceiveCount": 3}
+    assert json.loads(world.attributes(world.queue)["RedrivePolicy"]) == policy
     wrong = {"DelaySeconds": "10", "MessageRetentionPeriod": "600"}
     world.client.set_queue_attributes(QueueUrl=world.url_of(world.fifo), Attributes=wrong)
     with pytest.raises(TopologyError, match="DelaySeconds: wanted 900, found 10"):
@@ -93,18 +89,18 @@ def test_queues_are_made_compared_and_repaired(world: World):
 def test_a_redrive_policy_on_a_delay_queue_is_found_and_taken_off(world: World):
     world.install()
     world.client.create_queue(QueueName=f"{world.queue}-dead.fifo", Attributes={"FifoQueue": "true"})
-    arn = attributes(world, f"{world.queue}-dead.fifo")["QueueArn"]
+    arn = world.attributes(f"{world.queue}-dead.fifo")["QueueArn"]
     policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
     world.client.set_queue_attributes(QueueUrl=world.url_of(world.fifo), Attributes={"RedrivePolicy": policy})
     (problem,) = world.hook.verify([world.destination]).problems
     assert problem.argument == "RedrivePolicy"
     assert world.hook.install([world.destination], repair=True).ok
-    assert "RedrivePolicy" not in attributes(world, world.fifo)
+    assert "RedrivePolicy" not in world.attributes(world.fifo)
 
 
 def test_a_dead_letter_queue_that_is_none(world: World):
     world.install()
-    arn = attributes(world, world.queue)["QueueArn"]
+    arn = world.attributes(world.queue)["QueueArn"]
     for target, reason in ((arn, "non fifo dead letter"), (f"{arn}-nowhere", "Could not find DLQ")):
         change = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": target, "maxReceiveCount": 3})}
         with pytest.raises(ClientError, match=reason):
@@ -115,7 +111,7 @@ def test_a_dead_letter_queue_that_is_none(world: World):
     settings = QueueSettings(dead_letter_queue=f"{world.queue}-nowhere", max_receive_count=3)
     with pytest.raises(TopologyError, match=f"{world.queue}-nowhere: missing"):
         world.hook.install([world.destination], settings=settings, repair=True)
-    assert "RedrivePolicy" not in attributes(world, world.queue)
+    assert "RedrivePolicy" not in world.attributes(world.queue)
 
 
 def test_over_900_s_is_refused_by_sqs_and_never_asked_of_it(world: World, connect):
@@ -139,7 +135,7 @@ def test_the_rules_of_names_are_sqs_s_own(world: World):
     with pytest.raises(LimitExceeded, match="81 characters"):
         world.hook.verify(["a" * 81])
     world.install()
-    assert attributes(world, world.queue)["QueueArn"].endswith(world.queue)
+    assert world.attributes(world.queue)["QueueArn"].endswith(world.queue)
 
 
 @pytest.mark.long

@@ -21,10 +21,6 @@ from airflow_delayed.sqs.settings import QueueSettings
 from services import sqs
 
 
-def attributes(world: World, name: str) -> dict[str, str]:
-    return world.client.get_queue_attributes(QueueUrl=world.url_of(name), AttributeNames=["All"])["Attributes"]
-
-
 def findings(report) -> list[tuple[State, str, str | None]]:
     return [(found.state, found.resource.removeprefix("queue "), found.argument) for found in report]
 
@@ -53,18 +49,18 @@ def test_a_destination_made_as_wanted(world: World):
     assert findings(world.hook.install([world.destination], **everything)) == [
         (State.CREATED, name, None) for name in (dead, world.queue, world.fifo)
     ]
-    made = attributes(world, world.queue)
+    made = world.attributes(world.queue)
     assert {name: made[name] for name in ("MessageRetentionPeriod", "VisibilityTimeout", "DelaySeconds")} == {
         "MessageRetentionPeriod": "172800",
         "VisibilityTimeout": "120",
         "DelaySeconds": "5",
     }
     assert made["ReceiveMessageWaitTimeSeconds"] == "20"
-    policy = {"deadLetterTargetArn": attributes(world, dead)["QueueArn"], "maxReceiveCount": 3}
+    policy = {"deadLetterTargetArn": world.attributes(dead)["QueueArn"], "maxReceiveCount": 3}
     assert json.loads(made["RedrivePolicy"]) == policy
-    assert attributes(world, dead)["MessageRetentionPeriod"] == "1209600"
+    assert world.attributes(dead)["MessageRetentionPeriod"] == "1209600"
     # the same bodies wait in all three
-    assert {attributes(world, name)["KmsMasterKeyId"] for name in (dead, world.queue, world.fifo)} == {"alias/orders"}
+    assert {world.attributes(name)["KmsMasterKeyId"] for name in (dead, world.queue, world.fifo)} == {"alias/orders"}
     for report in (
         world.hook.install([world.destination], **everything),
         world.hook.verify([world.destination], settings=settings),
@@ -89,12 +85,12 @@ def test_what_differs_is_named_planned_and_repaired_only_when_told(world: World)
     ]
     assert findings(caught.value.report)[1:] == [(State.DIFFERS, *one) for one in differing]
     assert all(found.why and found.repair for found in caught.value.report.problems)
-    assert attributes(world, world.queue)["VisibilityTimeout"] == "30"
+    assert world.attributes(world.queue)["VisibilityTimeout"] == "30"
     repairing = {"settings": settings, "repair": True}
     plan = world.hook.install([world.destination], dry_run=True, **repairing)
     assert plan.ok
     assert findings(plan)[1:] == [(State.WOULD_REPAIR, *one) for one in differing]
-    assert attributes(world, world.queue)["VisibilityTimeout"] == "30"
+    assert world.attributes(world.queue)["VisibilityTimeout"] == "30"
     assert findings(world.hook.install([world.destination], **repairing))[1:] == [
         (State.REPAIRED, *one) for one in differing
     ]
@@ -127,7 +123,7 @@ def test_a_dead_letter_queue_that_forgets_too_early(world: World):
     with pytest.raises(TopologyError, match=r"gone as soon as it is dead-lettered"):
         world.hook.install([world.destination], create_destinations=True, settings=settings)
     world.hook.install([world.destination], settings=settings, repair=True)
-    assert attributes(world, dead)["MessageRetentionPeriod"] == "1209600"
+    assert world.attributes(dead)["MessageRetentionPeriod"] == "1209600"
 
 
 def test_a_delay_queue_is_repaired_and_what_waits_in_it_stays(world: World):
@@ -147,7 +143,7 @@ def test_a_delay_queue_is_repaired_and_what_waits_in_it_stays(world: World):
     report = world.hook.install([world.destination], repair=True)
     assert [found.state for found in report] == [State.OK] + [State.REPAIRED] * 3
     assert world.hook.verify([world.destination]).ok
-    assert "RedrivePolicy" not in attributes(world, world.fifo)
+    assert "RedrivePolicy" not in world.attributes(world.fifo)
     assert world.counts(world.fifo) == (0, 1, 0)
     assert hook.send([world.message(1000, "far")]).sent == 1
 

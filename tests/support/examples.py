@@ -6,21 +6,28 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import pytest
 from airflow.sdk import DAG
 
 
-def dags_of(path: Path, monkeypatch) -> dict[str, DAG]:
-    """Return the DAGs of a file by their ids."""
-    made: dict[str, DAG] = {}
+def note_dags(monkeypatch: pytest.MonkeyPatch) -> list[DAG]:
+    """Return a list, to which each DAG is added that code makes from now on; it has to import the class first."""
+    made: list[DAG] = []
 
     class Noted(DAG):
-        def __init__(self, *args, **kwargs):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            made[self.dag_id] = self
+            made.append(self)
 
     monkeypatch.setattr("airflow.sdk.DAG", Noted)
-    runpy.run_path(str(path))
     return made
+
+
+def dags_of(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, DAG]:
+    """Return the DAGs of a file by their ids."""
+    made = note_dags(monkeypatch)
+    runpy.run_path(str(path))
+    return {dag.dag_id: dag for dag in made}
 
 
 def result(run: Any, task_id: str) -> Any:

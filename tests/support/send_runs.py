@@ -93,6 +93,9 @@ class Run:
     def ids(self):
         return [message.message_id for message in self.transport.sent]
 
+    def bodies(self):
+        return [message.body.decode() for message in self.transport.sent]
+
 
 @pytest.fixture(name="run")
 def run_fixture(monkeypatch):

@@ -107,9 +107,12 @@ class World:
     def ids(self) -> list[str]:
         return sorted(arrived.message_id for arrived in self.arrived())
 
+    def attributes(self, name: str) -> dict[str, str]:
+        return self.client.get_queue_attributes(QueueUrl=self.url_of(name), AttributeNames=["All"])["Attributes"]
+
     def counts(self, name: str) -> tuple[int, int, int]:
         """Visible, delayed, in flight."""
-        found = self.client.get_queue_attributes(QueueUrl=self.url_of(name), AttributeNames=["All"])["Attributes"]
+        found = self.attributes(name)
         names = ("", "Delayed", "NotVisible")
         return tuple(int(found[f"ApproximateNumberOfMessages{kind}"]) for kind in names)  # type: ignore[return-value]
 

@@ -3,8 +3,8 @@
 Which databases a test runs on:
 
 - where SQL differs it takes the fixture of ``store_fixture``: each database in every run.
-- above SQL it takes that of ``plain_store_fixture``: SQLite, and each database in a long run. One test of such a file
-  is marked ``on_postgres_too``.
+- above SQL it is in a folder whose conftest.py imports ``plain_store_fixture``: SQLite, and each database in a long
+  run. One test of such a file is marked ``on_postgres_too``.
 
 Tables are made once in each process. A test that begins with ``store.installed()`` is given those, and they are
 emptied after it; a test that asks for a hook or the schema first has a schema without tables.

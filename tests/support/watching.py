@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from airflow.sdk import Asset, AssetWatcher
+from airflow.serialization.encoders import encode_trigger
+from airflow.triggers.base import BaseEventTrigger
 from airflow.triggers.shared_stream import SharedStreamManager
 
 from airflow_delayed.triggers.message_stream import MessageStreamTrigger
@@ -17,6 +20,12 @@ SECONDS = 60
 
 def watcher(queue: str, conn_id: str = "rabbit", **options: Any) -> RabbitMQMessageTrigger:
     return RabbitMQMessageTrigger(conn_id, queue, **{"pause": 0, **options})
+
+
+def number(trigger: MessageStreamTrigger) -> int:
+    """Return that of a watcher's trigger in Airflow; triggers of one number are one."""
+    stored = encode_trigger(Asset("a", watchers=[AssetWatcher(name="w", trigger=trigger)]).watchers[0].trigger)
+    return BaseEventTrigger.hash(stored["classpath"], stored["kwargs"])
 
 
 class Triggerer:

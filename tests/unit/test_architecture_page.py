@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import guards
 import pytest
 from support import pages
 
@@ -115,19 +114,6 @@ def test_the_page_names_enough_to_be_of_use() -> None:
     assert re.findall(r"`[^`\n]*\.py: [^`\n]*`", prose(ARCHITECTURE)) == [
         match[0] for match in re.finditer(_PLACE, prose(ARCHITECTURE)) if match[2]
     ]
-
-
-def test_each_room_imports_what_its_row_allows() -> None:
-    rows = re.findall(r"^\| `?(core|\w+/)`? \|[^|]*\|([^|]*)\|$", ARCHITECTURE.read_text(), re.MULTILINE)
-    allowed = {room.rstrip("/"): set(re.findall(r"`(\w+)`", cell)) for room, cell in rows}
-    package = guards.Package(guards.PACKAGE)
-    actual: dict[str, set[str]] = {}
-    for one in package.imports:
-        room, other = package.room(one.importer) or "core", package.room(one.imported) or "core"
-        actual.setdefault(room, set()).update({other} - {room, "core"})
-    assert allowed.keys() == actual.keys()
-    # write a new import into the table "The rooms", if it is right that there is one
-    assert {room: sorted(others - allowed[room]) for room, others in actual.items() if others - allowed[room]} == {}
 
 
 def test_the_code_of_the_page_prints_what_the_page_says() -> None:

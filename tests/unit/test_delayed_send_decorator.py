@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 
 import pytest
@@ -14,12 +13,7 @@ from airflow_delayed.decorators.delayed_send import delayed_send_task
 from airflow_delayed.errors import SendFailed
 from airflow_delayed.message import DelayedMessage
 
-
-@pytest.fixture(autouse=True)
-def spools(tmp_path, monkeypatch):
-    """The folder of this user's spools."""
-    monkeypatch.setenv("AIRFLOW__DELAYED__SPOOL_FOLDER", str(tmp_path))
-    return tmp_path / f"airflow-delayed-spool-{os.getuid()}"
+pytestmark = pytest.mark.usefixtures("spools")
 
 
 def made(function, *args, decorate=None, **options):
@@ -38,10 +32,6 @@ def execute(run, operator, **more):
     return ready.execute(context)
 
 
-def bodies(run):
-    return [message.body.decode() for message in run.transport.sent]
-
-
 def three():
     for number in range(3):
         yield {"value": f"body {number}", "delay_seconds": 60 + number}
@@ -49,7 +39,7 @@ def three():
 
 def test_what_a_function_yields_is_sent_and_leaves_nothing_on_the_disk(run, spools):
     assert execute(run, made(three))["sent"] == 3
-    assert bodies(run) == ["body 0", "body 1", "body 2"]
+    assert run.bodies() == ["body 0", "body 1", "body 2"]
     assert run.transport.sent[2].due_at == NOW + timedelta(seconds=62)
     assert list(spools.iterdir()) == []
 
@@ -102,7 +92,7 @@ def test_rows_of_all_kinds_side_by_side(run):
         yield {"value": "zoned", "headers": {"a": "b"}, "delay_seconds": 1.5, "order": 7}
 
     execute(run, made(kinds, id_columns=["order"]))
-    assert bodies(run) == ['{"json":[1]}', "bytes", "text", "zoned"]
+    assert run.bodies() == ['{"json":[1]}', "bytes", "text", "zoned"]
     assert [message.due_at - NOW for message in run.transport.sent] == [
         timedelta(seconds=5),
         timedelta(hours=1),
@@ -140,7 +130,7 @@ def test_a_function_that_fails_in_the_middle_sends_nothing(run, spools):
 
     with pytest.raises(OSError, match="the service is away"):
         execute(run, made(fails))
-    assert (bodies(run), list(spools.iterdir())) == ([], [])
+    assert (run.bodies(), list(spools.iterdir())) == ([], [])
 
 
 def test_a_function_may_skip_its_task(run):
@@ -174,7 +164,7 @@ def test_what_cannot_be_sent_is_an_error_before_anything_is(run, spools, returne
 
     with pytest.raises(AirflowFailException, match=says):
         execute(run, made(gives))
-    assert (bodies(run), list(spools.iterdir())) == ([], [])
+    assert (run.bodies(), list(spools.iterdir())) == ([], [])
 
 
 def test_what_is_wrong_when_the_dag_is_parsed():
@@ -197,7 +187,7 @@ def test_arguments_are_templates_and_the_context_comes_by_name(run):
     with DAG("dag", schedule=None):
         operator = made(greet, "{{ ds }}!")
     execute(run, operator)
-    assert bodies(run) == ["2030-05-06! 2030-05-06 None"]
+    assert run.bodies() == ["2030-05-06! 2030-05-06 None"]
 
 
 def test_parts_are_overridden_given_beforehand_and_expanded(run):
@@ -218,7 +208,7 @@ def test_parts_are_overridden_given_beforehand_and_expanded(run):
         operator = mapped.prepare_for_execution().unmap({"op_kwargs": {"name": name}})
         operator.clock = lambda: run.now
         operator.execute(run.context)
-    assert bodies(run) == ["Good night Ada", "Hello Bob", "Hello Eve"]
+    assert run.bodies() == ["Good night Ada", "Hello Bob", "Hello Eve"]
 
 
 def test_another_tasks_result_comes_first():

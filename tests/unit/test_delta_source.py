@@ -34,10 +34,6 @@ def vacuum(path):
     DeltaTable(path).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
 
 
-def bodies(run):
-    return sorted(message.body.decode() for message in run.transport.sent)
-
-
 def test_the_newest_version_is_read_and_its_partitions(run, path):
     run.execute(source=DeltaSource(path))
     [message] = run.transport.sent
@@ -68,7 +64,7 @@ def test_a_wall_clock_of_a_table_needs_the_zone_that_it_is_in(run, tmp_path):
 @pytest.mark.parametrize("version", [0, "0"])
 def test_an_older_version_by_its_number(run, path, version):
     run.execute(source=DeltaSource(path, version=version))
-    assert bodies(run) == ["old 1", "old 2"]
+    assert sorted(run.bodies()) == ["old 1", "old 2"]
 
 
 def test_what_is_written_after_the_first_pass_began_is_not_sent(run, path):
@@ -79,14 +75,14 @@ def test_what_is_written_after_the_first_pass_began_is_not_sent(run, path):
 
     run.transport = Slow()
     run.execute(source=DeltaSource(path))
-    assert bodies(run) == ["new"]
+    assert run.bodies() == ["new"]
 
 
 def test_a_version_that_was_vacuumed_away_is_named_and_nothing_is_sent(run, path):
     vacuum(path)
     with pytest.raises(AirflowFailException, match=r"version 0 of Delta .*table has lost 1 of its 1 files.*VACUUM"):
         run.execute(source=DeltaSource(path, version=0))
-    assert bodies(run) == []
+    assert run.bodies() == []
 
 
 def test_a_version_that_is_vacuumed_away_between_the_passes(run, path):
@@ -98,7 +94,7 @@ def test_a_version_that_is_vacuumed_away_between_the_passes(run, path):
     run.transport = Vacuumed()
     with pytest.raises(AirflowFailException, match=r"version 0 of Delta table .*VACUUM"):
         run.execute(source=DeltaSource(path, version=0))
-    assert bodies(run) == []
+    assert run.bodies() == []
 
 
 @pytest.mark.parametrize(

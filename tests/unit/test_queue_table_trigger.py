@@ -4,9 +4,7 @@ import asyncio
 
 import pytest
 from airflow.models.trigger import Trigger
-from airflow.sdk import Asset, AssetWatcher
-from airflow.serialization.encoders import encode_trigger
-from airflow.triggers.base import BaseEventTrigger
+from support.watching import number
 
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.triggers.queue_table import QueueTableTrigger
@@ -32,11 +30,6 @@ def test_arguments_are_stored_and_read_back():
 
 
 def test_airflow_takes_watchers_given_alike_for_one():
-    def number(trigger: QueueTableTrigger) -> int:
-        watcher = Asset("a", watchers=[AssetWatcher(name="w", trigger=trigger)]).watchers[0]
-        stored = encode_trigger(watcher.trigger)
-        return BaseEventTrigger.hash(stored["classpath"], stored["kwargs"])
-
     assert number(QueueTableTrigger("c", "q")) == number(QueueTableTrigger("c", "q", batch_size=1000))
     assert number(QueueTableTrigger("c", "q")) != number(QueueTableTrigger("c", "q", body=True))
 

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 from airflow.exceptions import AirflowOptionalProviderFeatureException
 from airflow.models.trigger import Trigger
-from airflow.sdk import Asset, AssetWatcher
-from airflow.serialization.encoders import encode_trigger
 from airflow.triggers.base import BaseEventTrigger
 from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome
+from support.watching import number
 
 from airflow_delayed import compat
 from airflow_delayed.triggers import message_stream
@@ -31,11 +30,6 @@ def test_arguments_are_stored_and_read_back():
 
 
 def test_airflow_takes_watchers_given_alike_for_one():
-    def number(trigger: RabbitMQMessageTrigger) -> int:
-        watcher = Asset("a", watchers=[AssetWatcher(name="w", trigger=trigger)]).watchers[0]
-        stored = encode_trigger(watcher.trigger)
-        return BaseEventTrigger.hash(stored["classpath"], stored["kwargs"])
-
     assert number(RabbitMQMessageTrigger("c", "q")) == number(RabbitMQMessageTrigger("c", "q", prefetch=100))
     assert number(RabbitMQMessageTrigger("c", "q")) != number(RabbitMQMessageTrigger("c", "q", body=True))
 

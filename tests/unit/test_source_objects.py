@@ -32,11 +32,7 @@ DUE = "2030-05-06T12:00:00+00:00"
 SELECT = "SELECT id AS message_id, text AS value, due AS due_at FROM orders ORDER BY id"
 
 
-@pytest.fixture(autouse=True)
-def spools(tmp_path, monkeypatch):
-    """The folder of this user's spools."""
-    monkeypatch.setenv("AIRFLOW__DELAYED__SPOOL_FOLDER", str(tmp_path / "spools"))
-    return tmp_path / "spools" / f"airflow-delayed-spool-{os.getuid()}"
+pytestmark = pytest.mark.usefixtures("spools")
 
 
 @pytest.fixture
@@ -53,10 +49,6 @@ def database(tmp_path, monkeypatch):
     for number in range(3):
         run("INSERT INTO orders VALUES (?, ?, ?)", f"order-{number}", f"body {number}", DUE)
     return run
-
-
-def bodies(run):
-    return [message.body.decode() for message in run.transport.sent]
 
 
 def files(folder):
@@ -81,7 +73,7 @@ def test_a_retry_on_the_same_worker_sends_the_rows_of_the_first_try(run, databas
     database("DELETE FROM orders")
     run.transport.fail_after = None
     run.execute(source=SqlSource(SELECT, "shop"), retries=2)
-    assert set(bodies(run)) == {"body 0", "body 1", "body 2"}
+    assert set(run.bodies()) == {"body 0", "body 1", "body 2"}
     assert "does not run again" in log.text
     assert files(spools) == []
 
@@ -224,15 +216,15 @@ def test_a_query_that_cannot_be_sent_is_an_error_before_anything_is(run, databas
     run.max_tries = 5
     with pytest.raises(AirflowFailException, match=says):
         run.execute(source=SqlSource(sql, "shop"), retries=5)
-    assert (bodies(run), files(spools)) == ([], [])
+    assert (run.bodies(), files(spools)) == ([], [])
     run.execute(source=SqlSource(SELECT, "shop"))
-    assert len(bodies(run)) == 3
+    assert len(run.bodies()) == 3
 
 
 def test_a_query_that_the_database_refuses(run, database, spools):
     with pytest.raises(Exception, match=r"the query on connection 'shop' failed: no such table: orderz"):
         run.execute(source=SqlSource("SELECT * FROM orderz", "shop"))
-    assert (bodies(run), files(spools)) == ([], [])
+    assert (run.bodies(), files(spools)) == ([], [])
 
 
 def test_connections_that_cannot_be_read(run, monkeypatch):
@@ -251,7 +243,7 @@ def test_a_spool_that_would_become_too_large(run, database, spools, monkeypatch)
     )
     with pytest.raises(AirflowFailException, match=r"more than the 1,000 bytes that \[delayed\] spool_limit allows"):
         run.execute(source=SqlSource(endless, "shop"))
-    assert (bodies(run), files(spools)) == ([], [])
+    assert (run.bodies(), files(spools)) == ([], [])
 
 
 def test_a_disk_that_is_full(run, database, spools, monkeypatch):
@@ -261,7 +253,7 @@ def test_a_disk_that_is_full(run, database, spools, monkeypatch):
     monkeypatch.setattr("os.write", full)
     with pytest.raises(SpoolError, match=r"airflow-delayed-spool-\d+: No space left on device.*Nothing was sent"):
         run.execute(source=SqlSource(SELECT, "shop"))
-    assert (bodies(run), files(spools)) == ([], [])
+    assert (run.bodies(), files(spools)) == ([], [])
 
 
 def test_a_folder_that_others_may_enter_takes_no_bodies(run, database, spools):
@@ -316,7 +308,7 @@ def test_an_object_has_its_own_options(tmp_path, run):
     with pytest.raises(AirflowFailException, match="_SUCCESS"):
         run.execute(source=CsvSource(str(tmp_path / "rows")))
     run.execute(source=CsvSource(str(tmp_path / "rows"), require_success=False))
-    assert bodies(run) == ["x"]
+    assert run.bodies() == ["x"]
 
 
 def test_rejects_do_not_lie_in_the_source(tmp_path, run):
@@ -327,7 +319,7 @@ def test_rejects_do_not_lie_in_the_source(tmp_path, run):
         run.execute(source=source, rejects=str(tmp_path / "rows" / "bad.jsonl"))
     rejects = tmp_path / "bad.jsonl"
     run.execute(source=source, rejects=str(rejects))
-    assert bodies(run) == ["y"]
+    assert run.bodies() == ["y"]
     assert json.loads(rejects.read_text())["delay_seconds"] == "five"
 
 
@@ -361,7 +353,7 @@ def test_fields_are_templates_and_the_dags_own_object_stays_as_it_is(run, databa
 def test_a_body_that_ends_in_sql_is_no_file(run):
     operator = run.task(messages=[{"value": "run late.sql", "delay_seconds": 1}])
     rendered(operator, context_of(run)).execute({**run.context, "try_number": 1})
-    assert bodies(run) == ["run late.sql"]
+    assert run.bodies() == ["run late.sql"]
 
 
 def test_another_tasks_result_in_a_source_comes_first_and_is_used(run, database):
@@ -382,7 +374,7 @@ def test_another_tasks_result_in_a_source_comes_first_and_is_used(run, database)
     context = context_of(run)
     context["ti"].xcom_pull = lambda **_: "order-1"
     rendered(operator, context).execute(context)
-    assert bodies(run) == ["body 1"]
+    assert run.bodies() == ["body 1"]
 
 
 def test_the_ui_shows_the_query_and_no_parameters():
@@ -416,7 +408,7 @@ def test_a_path_may_be_an_object(run, tmp_path, form):
         for field in ("source", "rejects"):
             shown = serialize_template_field(getattr(made, field), field)
             assert "object at" not in str(shown)
-    assert bodies(run) == ["y", "y", "z"]
+    assert run.bodies() == ["y", "y", "z"]
     assert json.loads(rejects.read_text())["delay_seconds"] == "five"
 
 
@@ -455,7 +447,7 @@ def test_path_objects_of_other_tasks_and_of_mapped_ones(run, tmp_path, run_dag):
         by_destination = DelayedSendOperator.partial(task_id="partial", conn_id="recorder", source=tmp_path / "c.csv")
         by_destination.expand(destination=["mail"])
     assert run_dag(dag).state == "success"
-    assert sorted(bodies(run)) == sorted(["a", "a", "a", "b", "c", "d", "d", "c"])
+    assert sorted(run.bodies()) == sorted(["a", "a", "a", "b", "c", "d", "d", "c"])
 
 
 def test_a_mapped_tasks_source_is_the_same_each_time_that_the_dag_is_parsed():

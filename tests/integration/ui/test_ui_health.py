@@ -1,0 +1,362 @@
+"""The verdict of the operations page: its status, and the cause that an operator has to know first."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from datetime import datetime, timedelta
+from pathlib import Path
+from threading import Event
+
+import pytest
+from airflow.models.dag import DagModel
+from airflow.sdk import DAG
+from airflow.utils.session import create_session
+from prometheus_client.parser import text_string_to_metric_families
+from support.operations_page import Page, dags
+from support.rabbitmq import VirtualHost, eventually, messages
+from support.sqs import World
+from support.standing import give_up
+from support.stores import Store, Transport, message, on_postgres_too
+
+from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.hooks.store import DelayedStoreHook
+from airflow_delayed.operators.dispatch import StoreDispatchOperator
+from airflow_delayed.sqs.settings import QueueSettings
+from airflow_delayed.ui import hook_pool
+
+SECOND = timedelta(seconds=1)
+HOUR = timedelta(hours=1)
+#: Past the minute after which an ended dispatcher is late.
+LATE = timedelta(minutes=2)
+
+
+def health(page: Page, role: str = "op") -> dict:
+    page.pool.close()
+    for name in ("store", "rabbitmq", "sqs"):
+        page.pool.invalidate(name)
+    return page.get("/api/v1/health", role)
+
+
+def dispatched_by(hook: DelayedStoreHook, dag_id: str | None = None) -> str:
+    """Let a dispatcher make one pass and end; return its id."""
+    with closing(hook.dispatcher(["broker"], lambda *_: Transport(), dag_id=dag_id)) as dispatcher:
+        dispatcher.run()
+    return dispatcher.id
+
+
+@pytest.fixture
+def dag(airflow_db: None):
+    """A DAG of a dispatcher, paused."""
+    with DAG("dispatch_store") as made:
+        StoreDispatchOperator(task_id="t", store_conn_id="db", deliver_conn_ids=["broker"])
+    with dags(made, paused=True):
+        yield made.dag_id
+
+
+@on_postgres_too
+def test_all_is_well(store: Store, page: Page):
+    hook = store.installed()
+    dispatched_by(hook)
+    due = hook.now() + HOUR
+    hook.send([message("later", due)])
+    found = health(page)
+    assert (found["status"], found["causes"], found["hidden"]) == ("ok", [], False)
+    assert datetime.fromisoformat(found["next_due"]) == due
+
+
+def test_no_dispatcher_is_the_cause_and_its_dag_is_paused(store: Store, page: Page, dag: str):
+    hook = store.installed()
+    dispatcher = dispatched_by(hook, dag)
+    hook.send([message(f"m{number}", hook.now() - LATE) for number in range(17)])
+    found = health(page)
+    (cause,) = found["causes"]
+    assert (found["status"], cause["code"], cause["severity"]) == ("failing", "no-dispatcher", "error")
+    assert (cause["connection_id"], cause["kind"], cause["states"]) == (store.conn_id, "store", ["due", "retrying"])
+    assert cause["what"].startswith("17 overdue, the oldest since ")
+    assert cause["what"].endswith("; the DAG of the last dispatcher, dispatch_store, is paused")
+    assert (cause["paused_dag"], cause["run_dag"], cause["remedy"]) == (dag, None, "unpause the DAG dispatch_store")
+    seen = page.get(f"/api/v1/stores/{store.conn_id}/summary", "op")["dispatchers"]
+    assert [(one["dispatcher"], one["dag_id"], bool(one["host"])) for one in seen] == [(dispatcher, dag, True)]
+    with create_session() as session:
+        session.get(DagModel, dag).is_paused = False
+    (cause,) = health(page)["causes"]
+    assert (cause["code"], cause["paused_dag"], cause["run_dag"]) == ("no-dispatcher", None, dag)
+    assert "airflow delayed dispatcher --store-conn-id" in cause["remedy"]
+
+
+def test_a_forged_dispatcher_has_no_dag_unpaused(store: Store, page: Page, dag: str):
+    hook = store.installed()
+    dispatcher = dispatched_by(hook, dag)
+    hook.send([message("m", hook.now() - LATE)])
+    with hook.engine.begin() as connection:
+        now = hook.now()
+        row = {"ConnIds": '["broker"]', "StartedAt": now, "EndedAt": now, "DagId": "drop_production"}
+        rows = [{**row, "Id": "future", "SeenAt": now + 900 * 24 * HOUR}, {**row, "Id": "present", "SeenAt": now}]
+        connection.execute(hook.tables.dispatchers.insert(), rows)
+    with dags(DAG("drop_production"), paused=True):
+        (cause,) = health(page)["causes"]
+    assert (cause["code"], cause["paused_dag"], cause["remedy"]) == ("no-dispatcher", dag, f"unpause the DAG {dag}")
+    # a sign of life that is still to come is none
+    assert {one.dispatcher for one in hook.dispatchers()} == {"present", dispatcher}
+
+
+def test_a_dispatcher_says_which_connection_fails_and_how_much_it_does(
+    store: Store, page: Page, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("airflow_delayed.store.dispatch.dispatcher.HEARTBEAT", 0.05)
+    hook = store.installed()
+    hook.send([message(f"m{number}", hook.now() - LATE) for number in range(3)])
+    transport = Transport(lost_after=0)
+    dispatcher = store.dispatcher(hook, transport)
+    dispatcher.once()
+
+    def seen() -> dict[str, object]:
+        page.pool.invalidate_store(store.conn_id)
+        (one,) = page.get(f"/api/v1/stores/{store.conn_id}/summary", "op")["dispatchers"]
+        return one
+
+    eventually(lambda: seen()["problem"])
+    said = str(seen()["problem"])
+    assert re.fullmatch(r"connection 'broker': reset by peer \(since [-\d]+ [:\d]+ UTC\)", said)
+    assert (seen()["per_minute"], seen()["at_work"]) == (0, True)
+    (cause,) = [one for one in health(page)["causes"] if one["code"] == "connection-fails"]
+    assert (cause["severity"], cause["deliver_conn_id"]) == ("error", "broker")
+    assert re.match(
+        r"dispatchers cannot send through it since [-\d]+ [:\d]+ UTC: reset by peer \(3 overdue; ", cause["what"]
+    )
+    assert datetime.fromisoformat(cause["since"]) <= hook.now()
+    dispatcher.close()
+    assert (seen()["problem"], seen()["per_minute"]) == (said, None)
+
+
+def test_each_destination_has_a_verdict_of_its_own(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("airflow_delayed.store.dispatch.dispatcher.HEARTBEAT", 0.05)
+    hook = store.installed()
+    hook.send([message("m", hook.now()), message("n", hook.now(), destination="gone")])
+    store.dispatcher(hook, Transport(missing={"gone"})).once()
+
+    def verdicts() -> dict[str, tuple[object, ...]]:
+        page.pool.invalidate_store(store.conn_id)
+        late = health(page)["lateness"]
+        return {one["destination"]: (one["status"], one["code"], one["conn_id"]) for one in late}
+
+    # for the first seconds it needs a look, then it fails; the other one goes on
+    warned = {"q": ("delivering", None, "broker"), "gone": ("late", "destination-missing", "broker")}
+    with monkeypatch.context() as patched:
+        patched.setattr("airflow_delayed.store.health._FAILS_AFTER", HOUR)
+        eventually(lambda: verdicts() == warned)
+    monkeypatch.setattr("airflow_delayed.store.health._FAILS_AFTER", 0 * HOUR)
+    assert verdicts() == {**warned, "gone": ("failing", "destination-missing", "broker")}
+    gone, delivered = health(page)["lateness"]
+    assert (gone["destination"], delivered["dispatched"]) == ("gone", 1)
+    assert datetime.fromisoformat(gone["since"]) <= hook.now()
+
+
+@on_postgres_too
+def test_a_pause_is_in_the_verdict_with_its_end(store: Store, page: Page):
+    hook = store.installed()
+    dispatched_by(hook)
+    hook.send([message("m", hook.now() - LATE)])
+    url = f"/api/v1/stores/{store.conn_id}"
+    selections = [{"destination": "q"}, {"destination": "other", "deliver_conn_id": "broker"}, {"tag": "t"}]
+    for number, selection in enumerate(selections):
+        page.post(f"{url}/pause", "op", selection=selection, duration_seconds=3600 * (number + 1), dry_run=False)
+    found = health(page)
+    assert (found["status"], {one["code"] for one in found["causes"]}) == ("degraded", {"paused"})
+    assert [one["pause"]["selection"] for one in found["causes"]] == selections
+    ends = [one["pause"]["ends_at"] for one in found["causes"]]
+    listed = [(one["destination"], one["conn_id"], one["status"], one["until"]) for one in found["lateness"]]
+    # a tag is no destination
+    assert sorted(listed) == [("other", "broker", "paused", ends[1]), ("q", "", "paused", ends[0])]
+    for selection in selections:
+        page.post(f"{url}/unpause", "op", selection=selection, on_unpause="at_once", dry_run=False)
+    assert {one["code"] for one in health(page)["causes"]} == {"no-dispatcher"}
+    # the queue tables of the store are named as they are paused
+    own = {"deliver_conn_id": store.conn_id}
+    page.post(f"{url}/pause", "op", selection=own, dry_run=False)
+    assert page.get(f"{url}/pauses", "op")["pauses"][-1]["selection"] == own
+    held = {"selection": own, "ends_at": None, "on_unpause": "spread", "spread": 600}
+    assert health(page)["causes"][-1]["pause"] == held
+    assert page.post(f"{url}/unpause", "op", selection=own, dry_run=False)["ended"]
+
+
+def test_failed_messages_are_no_failure_of_the_whole(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
+    hook = store.installed()
+    dispatched_by(hook)
+    hook.send([message("m", hook.now() - LATE)])
+    give_up(hook, "m")
+    found = health(page)
+    (cause,) = found["causes"]
+    assert (found["status"], cause["code"], cause["states"]) == ("degraded", "failed", ["failed"])
+    assert cause["what"] == "1 were given up and are not tried again, most of them because: queue 'q' is not there"
+    # why may name hosts and users: it is for those who may read the connection
+    assert health(page, "viewer")["causes"][0]["what"] == "1 were given up and are not tried again"
+
+
+def test_a_connection_that_is_away_is_a_cause_and_hides_no_other(
+    store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch
+):
+    hook = store.installed()
+    connect("away", "postgresql://somebody:secret@127.0.0.1:1/nothing")
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", f"away,{store.conn_id}")
+    monkeypatch.setenv("AIRFLOW__DELAYED__VIEWERS", "plugins")
+    hook.send([message("m", hook.now() - LATE)])
+    found = health(page)
+    away, late = found["causes"]
+    assert (found["status"], away["code"], away["severity"]) == ("failing", "unreachable", "error")
+    assert "127.0.0.1" in away["what"]
+    assert "look whether its server runs" in away["remedy"]
+    assert late["code"] == "no-dispatcher"
+    again = health(page)["causes"][0]
+    assert again["since"] == away["since"]
+    # where it is and who logs in is for those who may read the connection
+    hidden = health(page, "viewer")["causes"][0]
+    assert hidden["what"] == "connection 'away' cannot be used; the api-server's log says why"
+
+
+def test_it_is_about_what_the_user_may_view(store: Store, page: Page):
+    hook = store.installed()
+    hook.send([message("m", hook.now() - LATE)])
+    found = health(page, "viewer")
+    assert (found["status"], found["causes"], found["next_due"], found["hidden"]) == ("ok", [], None, True)
+
+
+def test_rabbitmq(store: Store, page: Page, empty_vhost: VirtualHost, connect, monkeypatch: pytest.MonkeyPatch):
+    store.installed()
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "rabbit")
+    hook = RabbitMQDelayHook(connect("rabbit", **empty_vhost.connection))
+    assert [(one["code"], one["severity"]) for one in health(page)["causes"]] == [("missing", "error")]
+    hook.install(["gone"], create_destinations=True)
+    hook.send(messages("gone", [3] * 3))
+    with empty_vhost.channel() as channel:
+        channel.queue_delete("gone")
+    eventually(lambda: empty_vhost.count("delayed.hex.unroutable") == 3)
+    page.pool.invalidate("rabbitmq rabbit")
+    (cause,) = health(page)["causes"]
+    assert (cause["code"], cause["severity"], cause["kind"]) == ("unroutable", "warning", "rabbitmq")
+    assert cause["what"].startswith("3 messages whose destination was not there when they were due")
+    assert cause["remedy"].startswith("airflow delayed redrive --conn-id rabbit --dry-run")
+    with empty_vhost.channel() as channel:
+        for level in (5, 6):
+            channel.queue_delete(f"delayed.hex.{level:07}")
+    page.pool.invalidate("rabbitmq rabbit")
+    (missing, _) = health(page)["causes"]
+    assert (missing["code"], missing["severity"]) == ("missing", "error")
+    assert re.fullmatch(r"queue delayed.hex.000000\d, and 1 others", missing["where"])
+    assert missing["remedy"] == "install what is missing: airflow delayed install --conn-id rabbit"
+
+
+def test_sqs(store: Store, page: Page, world: World, monkeypatch: pytest.MonkeyPatch):
+    store.installed()
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_SQS", f"sqs_test:{world.destination}")
+    settings = QueueSettings(dead_letter_queue=f"{world.queue}-dead", max_receive_count=1)
+    world.hook.install([world.destination], create_destinations=True, settings=settings)
+    world.hook.send(world.message(0, f"m{number}") for number in range(3))
+    world.client.set_queue_attributes(QueueUrl=world.url_of(world.queue), Attributes={"VisibilityTimeout": "0"})
+    eventually(lambda: not world.raw(delete=False) and world.counts(f"{world.queue}-dead")[0] == 3)
+    (cause,) = health(page)["causes"]
+    assert (cause["code"], cause["severity"]) == ("dead-letters", "warning")
+    assert (cause["kind"], cause["queue"]) == ("sqs", world.destination)
+    found = page.get(f"/api/v1/sqs/sqs_test/{world.destination}/verify", "op")["findings"]
+    assert [(one["code"], one["what"]) for one in found] == [("dead-letters", cause["what"])]
+
+
+def test_prometheus_reads_the_same(store: Store, page: Page, connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hook = store.installed()
+    hook.send([message("m", hook.now() - LATE)])
+    connect("away", "postgresql://somebody:secret@127.0.0.1:1/nothing")
+    DelayedStoreHook(connect("second", conn_type="sqlite", host=str(tmp_path / "second.db"))).install([])
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", f"away,{store.conn_id},second")
+    # without a token there are none, also for who is logged in
+    assert page.ask("GET", "/metrics", "admin").status_code == 404
+    monkeypatch.setenv("AIRFLOW__DELAYED__METRICS_TOKEN", "long random text")
+    for headers in ({}, {"Authorization": "Bearer long"}):
+        assert page.ask("GET", "/metrics", None, headers=headers).status_code == 401
+    page.pool.close()
+    answer = page.ask("GET", "/metrics", None, headers={"Authorization": "Bearer long random text"})
+    assert answer.status_code == 200
+    parsed = [one for each in text_string_to_metric_families(answer.text) for one in each.samples]
+    values = {(one.name, one.labels["store_conn_id"], one.labels.get("state")): one.value for one in parsed}
+    assert values["delayed_page_up", store.conn_id, None] == 1
+    assert values["delayed_page_up", "away", None] == 0
+    assert values["delayed_page_messages", store.conn_id, "overdue"] == 1
+    # no store overwrites another
+    assert values["delayed_page_messages", "second", "overdue"] == 0
+    assert {one.labels["code"] for one in parsed if one.name == "delayed_page_findings"} >= {"no-dispatcher"}
+    assert values["delayed_page_oldest_due_seconds", store.conn_id, None] >= 120
+    # as everywhere else, conn_id is a connection that delivers
+    assert {(one.labels["conn_id"], one.labels["kind"]) for one in parsed} == {("", "store")}
+    assert "secret" not in answer.text
+
+
+@on_postgres_too
+def test_what_will_be_late(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
+    # however slow the machine is
+    monkeypatch.setattr(hook_pool, "SLOW_SECONDS", 60.0)
+    hook = store.installed()
+    monkeypatch.setenv("AIRFLOW__DELAYED__METRICS_TOKEN", "t")
+    with closing(hook.dispatcher(["broker"], lambda *_: Transport(), max_rate=0.5, lookahead=0 * HOUR)) as dispatcher:
+        dispatcher.run()
+    due = hook.now() + HOUR
+    hook.send(message(f"m{number}", due) for number in range(300))
+    found = health(page)
+    (cause,) = found["causes"]
+    assert (found["status"], cause["code"], cause["states"]) == ("degraded", "forecast", ["waiting"])
+    assert cause["what"].startswith(
+        f"300 messages for connection 'broker' are due at {due:%Y-%m-%d %H:%M:%S} UTC; at 0.5"
+    )
+    assert "spread=" in cause["remedy"]
+    history = page.get(f"/api/v1/stores/{store.conn_id}/history", "op")
+    (forecast,) = history["forecast"]
+    assert (forecast["messages"], forecast["text"]) == (300, cause["what"])
+    assert datetime.fromisoformat(forecast["ends_at"]) == due + 600 * SECOND
+    metrics = page.ask("GET", "/metrics", None, headers={"Authorization": "Bearer t"}).text
+    assert re.search(r"delayed_page_forecast_late_seconds{.*} 600.0\n", metrics)
+
+
+def test_a_forecast_that_takes_long_holds_up_no_verdict(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
+    hook = store.installed()
+    hook.send([message("m", hook.now() - LATE)])
+    asked = Event()
+    monkeypatch.setattr(DelayedStoreHook, "forecast", lambda self: asked.wait(60))
+    try:
+        (cause,) = health(page)["causes"]
+        assert cause["code"] == "no-dispatcher"
+    finally:
+        asked.set()
+
+
+def test_who_changed_what(store: Store, page: Page):
+    hook = store.installed()
+    hook.send([message(f"m{number}", hook.now() + HOUR, tag="t") for number in range(3)])
+    for name in ("m0", "m1"):
+        page.post(f"/api/v1/stores/{store.conn_id}/cancel", "op", ids=[name], dry_run=False)
+    url = f"/api/v1/stores/{store.conn_id}/audit"
+    first = page.get(url, "op", limit=1)
+    (entry,) = first["entries"]
+    assert (entry["who"], entry["action"], entry["counts"]) == ("user op", "cancel", {"cancelled": 1})
+    assert entry["selection"] == {"ids": 1, "first": ["m1"]}
+    (second,) = page.get(url, "op", limit=5, after=first["next"])["entries"]
+    assert second["selection"]["first"] == ["m0"]
+    assert page.error("GET", url, "op", params={"after": "m0"}) == (400, "invalid")
+
+
+def test_verify_says_what_an_install_would_do_and_does_nothing(
+    store: Store, page: Page, empty_vhost: VirtualHost, connect, monkeypatch: pytest.MonkeyPatch
+):
+    hook = store.installed()
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "rabbit")
+    connect("rabbit", **empty_vhost.connection)
+    url = f"/api/v1/stores/{store.conn_id}/verify"
+    assert page.get(url, "op")["plan"] == []
+    hook.tables.audit.drop(hook.engine)
+    for _ in range(2):
+        found = page.get(url, "op")
+        assert [one["code"] for one in found["findings"]] == ["missing"]
+        assert found["findings"][0]["remedy"].endswith(f"airflow delayed install --conn-id {store.conn_id}")
+        assert found["plan"] == [f"table {hook.tables.audit.fullname}: would create"]
+    found = page.get("/api/v1/rabbitmq/rabbit/verify", "op")
+    assert "missing" in {one["code"] for one in found["findings"]}
+    assert len(found["plan"]) > 28
