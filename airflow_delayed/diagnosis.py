@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from shlex import quote
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from airflow_delayed.errors import some
+from airflow_delayed.errors import one_line, some
 from airflow_delayed.reports import SEVERITIES, Finding, State
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _LOGIN = (
     "correct the login, the password or the schema that Airflow has for it under Admin, Connections, or give that user"
     " its rights; until then its messages wait"
 )
-_UNSTICK = "consume, or declare, the destination that airflow delayed doctor names (destination-full, missing, binding)"
+_UNSTICK = "consume, or declare, the destination that verify and the doctor name (destination-full, missing, binding)"
 _REBALANCE = (
     "; on a cluster of RabbitMQ 3.10, after a leader was lost and when all queues are well: rabbitmq-queues rebalance"
     " quorum"
@@ -193,7 +193,7 @@ def frequent_reason(failures: Iterable[tuple[str | None, int]]) -> str:
     counts = Counter[str]()
     for reason, many in failures:
         counts.update({reason: many} if reason else {})
-    return f", most of them because: {counts.most_common(1)[0][0]}" if counts else ""
+    return f", most of them because: {one_line(counts.most_common(1)[0][0])}" if counts else ""
 
 
 def unroutable(queue: str, messages: int) -> Finding:

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 #: without a limit of ours the same row could pass the preflight and fail in the send.
 MAX_DEPTH = 200
 TOO_DEEP = f"has lists or dictionaries nested more than {MAX_DEPTH} deep; send it as text, or make it flatter"
-#: The optional fields of a row that has none.
-_NOTHING = (None,) * len(FIELD_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +189,7 @@ class RowReader:
 
         :param values: of one row.
         """
-        if values == _NOTHING:
+        if all(value is None for value in values):
             return self._for_all
         found = self._for_all.copy()
         for name, value in zip(FIELD_NAMES, values, strict=True):

@@ -151,9 +151,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         begins at the top, and what the store knows is a duplicate.
     :param dry_run: check all, send nothing, and log what would go where and when.
 
-    For tests:
-
-
     Result:
 
     :return: a summary (sent, stored, replaced, not_replaced, duplicates, rejected, skipped, first_due, last_due) of all

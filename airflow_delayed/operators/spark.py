@@ -348,9 +348,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     :param on_empty: "warn", "fail" or "skip" the task when nothing was sent.
     :param dry_run: check all, send nothing.
 
-    For tests:
-
-
     Result:
 
     :return: a summary (rows, sent, stored, replaced, not_replaced, duplicates, skipped, first_due, last_due), no body.

@@ -43,9 +43,6 @@ class DueTimeSensor(BaseSensorOperator):
         ``on_success_callback`` nor ``post_execute``, nor, with ``start_from_trigger``, ``on_execute_callback`` and
         ``pre_execute``; so these are refused. ``on_failure_callback`` and ``on_retry_callback`` are called.
 
-    For tests:
-
-
     Result:
 
     :raises InvalidMessage: ``target_time`` is no time, or has no zone (NaiveTime); that of a template when it runs.

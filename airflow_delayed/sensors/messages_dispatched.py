@@ -70,9 +70,6 @@ class MessagesDispatchedSensor(SelectsMessages, BaseSensorOperator):
     :param on_missing: what to do if the store knows none of the messages, or not all of ``ids``: "fail" at once,
         "wait" for them, or "succeed" with a warning, as for a run that may have had nothing to send.
 
-    For tests:
-
-
     Result:
 
     :raises AirflowFailException: messages were given up or are missing, unless that may be; or a parameter, as it was

@@ -50,9 +50,6 @@ class ReplySensor(BaseSensorOperator):
     :param timeout: how long it waits until it fails, without a retry: a timedelta or seconds, counted in each try; by
         default ``[sensors] default_timeout``, seven days. The message's own delay is part of it.
 
-    For tests:
-
-
     Result:
 
     :raises AirflowSensorTimeout: no reply came in time; with ``soft_fail=True`` the task is skipped.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import BotoCoreError, ClientError
 
 from airflow_delayed.delivery import Finding, State, TopologyReport
-from airflow_delayed.errors import AccessDenied, LimitExceeded, TopologyError
+from airflow_delayed.errors import AccessDenied, LimitExceeded, TopologyError, TransportUnavailable
 from airflow_delayed.sqs import queues
 from airflow_delayed.sqs.batch import AddressedEntry, BatchSender, change_visibility, delete_batch
 from airflow_delayed.sqs.client import QueueUrls, is_missing, translated
@@ -172,14 +172,15 @@ class QueueAdmin:
             if far:
                 findings += self.delay_queue(destination, settings, mode)
             if there and mode == InstallMode():
-                findings += (one for one in self._depth_findings(there) if one not in findings)
+                depths = (replace(one, destination=destination) for one in self._depth_findings(there))
+                findings += (one for one in depths if one not in findings)
         return findings
 
     def _depth_findings(self, there: ExistingQueue) -> Iterator[Finding]:
         try:
             dead = self._dead_letter_queue(there)
-        except AccessDenied:
-            # a sender need not have rights on it
+        except (AccessDenied, TransportUnavailable):
+            # a sender need not have rights on it, nor wait for it
             dead = None
         return depth_findings(_depths(there, dead))
 

@@ -610,7 +610,7 @@ class Store(DelayStore):
     def timeline(self, seconds: int = 3600) -> Timeline:
         """Return what was dispatched in the last hour, day or week, and what falls due in the next.
 
-        The past is what dispatchers wrote, each every 10 s: minutes of a day, hours of 14 days. The future reads the
+        The past is what dispatchers wrote, each every 3 s: minutes of a day, hours of 14 days. The future reads the
         messages that fall due within that time.
 
         :raises ValueError: ``seconds`` is none of 3600, 86400 and 604800.

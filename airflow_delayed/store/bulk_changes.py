@@ -121,8 +121,8 @@ class BulkChanges:
     ) -> Outcomes:
         """Change the messages that match a filter. A message that is stored meanwhile may be missed.
 
-        :param limit: consider at most so many; ``next`` of the outcomes is where to continue, and ``more`` of a dry
-            run is the number of messages behind it.
+        :param limit: consider at most so many; ``next`` of the outcomes is where to continue, and ``more`` the number
+            of messages behind it.
         :param after: continue there.
         :raises WrongToken: ``after`` is no token of such a change.
         :raises ValueError: ``limit`` is not positive.
@@ -135,8 +135,8 @@ class BulkChanges:
         pages = self._pages(change, wanted, limit=limit, after=after)
         _finish(self._run(change, pages, wanted, entry, found, dry_run=dry_run, continued=after is not None))
         found.next = pages.next
-        if dry_run and found.next is not None:
-            found.more = pages.remaining()
+        if found.next is not None:
+            found.more = pages.remaining(MAX_COUNTED if dry_run else 1)
         return found
 
     def steps(
@@ -416,8 +416,8 @@ class IdPages:
         # a time after the year 9999 is behind each place, so its rows would be on each page again
         return found if place is None or place[0] < LAST else [row for row in found if row[:2] > place]
 
-    def remaining(self) -> int:
-        """Count the messages behind the limit, up to a million."""
+    def remaining(self, most: int) -> int:
+        """Count the messages behind the limit, up to so many."""
         counted = 0
         for where, place in self._todo:
             table = self._tables.of(where)
@@ -427,11 +427,11 @@ class IdPages:
                     conditions += self._more(table)
                     if place is not None:
                         conditions += behind_place(table, dialect_of(connection))
-                    some = select(table.c.Id).where(*conditions).limit(MAX_COUNTED - counted).subquery()
+                    some = select(table.c.Id).where(*conditions).limit(most - counted).subquery()
                     values = page_values(self._database_time(connection), place)
                     count = select(func.count()).select_from(some)
                     counted += int(connection.execute(count, values).scalar_one())
-            if counted >= MAX_COUNTED:
+            if counted >= most:
                 break
         return counted
 

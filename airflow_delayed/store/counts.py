@@ -89,7 +89,7 @@ class StoreCounts:
     failed: int
     #: In the table of failed messages, or not moved there by a dispatcher yet.
     expired: int
-    #: Ids that are remembered; None for a filter by tag or connection, which are not remembered.
+    #: Ids that are remembered; None with another criterion than the destination.
     remembered: int | None
     #: The due time of the next message that is not yet due.
     next_due: datetime | None

@@ -87,7 +87,8 @@ class Outcomes(dict[str, Outcome]):
         self.counts: dict[Outcome, int] = {}
         #: After a change by filter with a limit: the token for ``after=`` that continues behind the limit.
         self.next: str | None = None
-        #: After a dry run with a limit: the number of messages behind it, up to a million.
+        #: After a change by filter with a limit: the number of messages behind it, up to a million; 1 for any number of
+        #: them, unless it was a dry run.
         self.more = 0
         self._named = named
 

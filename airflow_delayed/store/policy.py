@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from airflow_delayed.errors import check_choice, some
 from airflow_delayed.provider_info import LOOKAHEAD, REMEMBER
 
-#: Characters of a destination and of a tag that a store keeps.
+#: Characters of a destination that a store keeps.
 MAX_DESTINATION = 200
 #: Bytes of a destination that is a table: PostgreSQL cuts longer names.
 MAX_QUEUE_NAME = 63

@@ -66,6 +66,7 @@ class DelayedMessageStore(Protocol):
         """Prepare the object; called once, before anything else. It changes nothing in the store.
 
         :param name: the store's name, as NServiceBus's endpoint: tables or keys may be named after it.
+        :param consistency: CustomStoreDispatchOperator asks for "at_least_once", and StoreContract for the other too.
         :raises UnsupportedConsistency: the store cannot keep this consistency.
         """
         ...

@@ -433,7 +433,7 @@ def logged_selection(action: str, change: ChangeBody | JobBody) -> dict[str, Any
     In place of the tag of an erase there is its hash, as in the audit, and no reason of a failure, which is a broker's
     text.
     """
-    options = change.model_dump(mode="json", exclude_none=True, exclude={"ids", "filter", "dry_run", "most", "after"})
+    options = change.model_dump(mode="json", exclude_none=True, exclude={"ids", "filter", "dry_run", "most"})
     if isinstance(change, ChangeBody) and change.ids is not None:
         return {**of_ids(change.ids), **options}
     assert change.filter is not None
@@ -460,7 +460,7 @@ def _answer(change: ChangeBody, outcomes: Outcomes) -> ChangeResponse:
         changed=outcomes.changed,
         outcomes={outcome.value: count for outcome, count in outcomes.counts.items()},
         messages=messages,
-        more=outcomes.next is not None,
+        more=outcomes.more > 0,
     )
 
 
@@ -499,7 +499,7 @@ class ForecastResponse(ApiModel):
 
 
 class HistoryResponse(ApiModel):
-    """The past and the future around ``at``, in steps of ``step_seconds``. Dispatchers write every 10 s."""
+    """The past and the future around ``at``, in steps of ``step_seconds``. Dispatchers write every 3 s."""
 
     at: datetime
     step_seconds: int

@@ -97,8 +97,7 @@ class Dispatcher:
     :param dag_id: the DAG whose task dispatches; None: no task does.
     :param canaries: if it stays, it sends canaries through connections that get messages when they are due.
     :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
-    :raises ValueError: a parameter is out of range, the list has no connection, or "exactly_once" is asked of another
-        connection than the store's own.
+    :raises ValueError: a parameter is out of range, or the list has no connection.
     """
 
     def __init__(

@@ -154,11 +154,9 @@ async function many(content, path, asked, would) {
 }
 
 /** What one call can do; of a filter no more than there were when it was asked. */
-async function few(content, path, asked, would) {
+function few(content, path, asked, would) {
   show(content, h("p", { role: "status" }, "At work …"));
-  const sum = await post(path, { ...asked, dry_run: false, ...(asked.filter ? { most: would.matching } : {}) });
-  const more = sum.more && (await post(path, { ...asked, dry_run: true, most: 1 }).catch(() => sum)).total > 0;
-  return { ...sum, more };
+  return post(path, { ...asked, dry_run: false, ...(asked.filter ? { most: would.matching } : {}) });
 }
 
 function result(name, sum, close, obstacles, undo) {

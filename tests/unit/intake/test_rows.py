@@ -94,6 +94,19 @@ def test_null_takes_what_is_given_for_all_rows_and_headers_join():
     assert dict(found.headers) == {"a": "row", "b": "all"}
 
 
+def test_a_value_that_cannot_be_compared_costs_its_row_alone():
+    """As pandas.NA, which a data frame's dictionaries have."""
+
+    class Missing:
+        def __eq__(self, other):
+            raise TypeError("boolean value of NA is ambiguous")
+
+        __hash__ = None
+
+    bad, good = read({"value": "x", "due_at": DUE, "tag": Missing()}, {"value": "y", "due_at": DUE})
+    assert (bad.column, bad.problem, good.body) == ("tag", "must be text, or absent", b"y")
+
+
 def test_rows_in_another_order_have_the_same_ids():
     rows = [{"value": f"body {number}", "delay_seconds": number} for number in range(50)]
     shuffled = random.Random(1).sample(rows, len(rows))
