@@ -184,8 +184,7 @@ class Store(DelayStore):
     keywords are those of :class:`airflow_delayed.store.bulk_changes.ChangeArgs`.
 
     :param conn_id: names the connection in errors.
-    :param engine: makes the engine, prepared by :func:`airflow_delayed.store.engine.prepare`; called when one is
-        first needed.
+    :param engine: makes the engine, which ``prepare`` of this module has prepared; called when one is first needed.
     :param deliver_conn_id: the connection that delivers in the end. Without it, or if it is ``conn_id``, each
         destination is a queue table in the same database.
     :param table: the name of the table of messages.

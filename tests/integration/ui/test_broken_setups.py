@@ -50,7 +50,6 @@ WANTED = 15.0
 #: The same on a machine of which nothing is known.
 PATIENCE = 90.0
 TITLE = "broken set-ups: seconds until reported, and until taken back"
-FULL = {"x-max-length": 1, "x-overflow": "reject-publish"}
 
 
 @dataclass
@@ -207,17 +206,10 @@ def queue_is_gone(world: World) -> Callable[[], object]:
 
 
 def queue_is_full(world: World) -> Callable[[], object]:
-    world.vhost.manage("DELETE", "queues/{vhost}/emails")
-    world.vhost.declare("emails", **FULL)
-    with closing(RabbitMQDelayHook("rabbit")) as hook:
-        hook.install(["emails"])
-
-    def repair() -> None:
-        world.vhost.manage("DELETE", "queues/{vhost}/emails")
-        with closing(RabbitMQDelayHook("rabbit")) as hook:
-            hook.install(["emails"], create_destinations=True)
-
-    return repair
+    full = {"max-length": 1, "overflow": "reject-publish"}
+    policy = {"pattern": "^emails$", "apply-to": "queues", "definition": full}
+    world.vhost.manage("PUT", "policies/{vhost}/full", policy)
+    return lambda: world.vhost.manage("DELETE", "policies/{vhost}/full")
 
 
 def queue_is_of_another_type(world: World) -> Callable[[], object]:

@@ -157,6 +157,8 @@ def test_nobody_does_what_a_higher_role_may(
         for role in ROLES[least:]:
             # the brokers are none; whoever may ask is told so
             answer = shown.ask(method, path, role, **options)
+            while "too_slow" in answer.text:
+                answer = shown.ask(method, path, role, **options)
             wanted = 503 if any(f"/{name}/" in path for name in BROKERS) else 200
             assert answer.status_code == wanted, (role, route, answer.text)
             # where the brokers are is told to those who may read the connection
