@@ -41,6 +41,7 @@ class SilenceWatch:
     """
 
     def __init__(self, seconds: float, interval: float) -> None:
+        self.seconds = seconds
         self._looks = max(1, ceil(seconds / interval))
         self._now = 0
         #: By look, the last delivery tag then, and how many were settled.

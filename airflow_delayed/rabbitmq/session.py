@@ -302,7 +302,7 @@ class Session:
             entries += self._windows.take_out(silent)
         for entry in entries:
             self._backlog.silent.add(entry.message.destination)
-            self._backlog.refuse(entry, f"{_SLOW} {self._silence:g} s.")
+            self._backlog.refuse(entry, f"{_SLOW} {watch.seconds:g} s.")
         if (blocking or self._blocked_channels > _INTRODUCED) and self._connection.is_open:
             self._end(SilentDestination())
             return True
