@@ -18,7 +18,7 @@ from sqlalchemy import Engine, create_engine, event
 
 from airflow_delayed.delivery import SendReport
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.store.api import engine_options, prepare
+from airflow_delayed.store.api import Store, engine_options, prepare
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.schema import TABLE, store_tables
 
@@ -28,6 +28,7 @@ class Journal:
 
     :param hangs_after: it hangs when it has taken so many messages.
     :param begun: is called when it is given its first messages, before it takes them.
+    :param now: asks the database for its time, of which ``clock`` is the least that it can be.
     """
 
     horizon = timedelta(days=1)
@@ -39,8 +40,10 @@ class Journal:
         *,
         hangs_after: int | None = None,
         begun: Callable[[], None] | None = None,
+        now: Callable[[], datetime] | None = None,
     ) -> None:
         self.clock = clock
+        self.now = now or clock
         self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.left = hangs_after
         self.begun = begun
@@ -63,7 +66,7 @@ class Journal:
         return report
 
     def word(self, message: DelayedMessage) -> str:
-        return "early" if message.due_at > self.clock() else "in-time"
+        return "early" if message.due_at > self.clock() and message.due_at > self.now() else "in-time"
 
     def close(self) -> None:
         os.close(self.file)
@@ -105,6 +108,8 @@ def dispatch(
     """
     engine = prepare(create_engine(url, **engine_options(url.split("+")[0].split(":")[0])))
 
+    now = Store("queue", lambda: engine).now
+
     def claimed() -> None:
         pipe.send("claimed")
         pipe.recv()
@@ -114,7 +119,7 @@ def dispatch(
         store_tables(table, schema),
         conn_id="queue",
         transports=lambda conn_id, clock: Journal(
-            journal, clock, hangs_after=hangs_after, begun=claimed if together else None
+            journal, clock, hangs_after=hangs_after, begun=claimed if together else None, now=now
         ),
         deliver_conn_ids=[target],
         lookahead=timedelta(0),

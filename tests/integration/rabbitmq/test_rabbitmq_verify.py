@@ -152,7 +152,7 @@ def test_a_full_destination_is_named_and_what_is_stuck_is_counted(
     assert findings(report, "stuck") == [
         f"queue delayed.hex.0000001: {left} due messages are not taken by where they go next; if that lasts, a"
         " destination is full or unroutable, and all behind them wait. What to do: consume, or declare, the destination"
-        " that airflow delayed doctor names (destination-full, missing, binding)"
+        " that verify and the doctor name (destination-full, missing, binding)"
     ]
     # without the management API none of them can be seen, and that is what is said
     blind = using(management_url="none").waiting()

@@ -49,6 +49,8 @@ from airflow_delayed.store.schema import VERSION
 WANTED = 15.0
 #: The same on a machine of which nothing is known.
 PATIENCE = 90.0
+#: Seconds, with a margin, for which messages may be late without an alert of its own.
+MINUTE = 50.0
 TITLE = "broken set-ups: seconds until reported, and until taken back"
 
 
@@ -489,6 +491,7 @@ def play(world: World, case: Case, folder: Path) -> None:
             sending.enter_context(traffic(world))
             world.until("messages arrive", lambda found: found["status"] == "ok" and world.vhost.count("orders") > 0)
         _, healthy = world.scrape()
+        broke = time.monotonic()
         repair = case.breaks(world)
         if case.starts is None:
             sending.enter_context(traffic(world))
@@ -515,12 +518,19 @@ def play(world: World, case: Case, folder: Path) -> None:
         repair()
         back, found = world.until("all is well again", lambda found: found["status"] == "ok")
         later_back, repaired = world.scrape()
+    if time.monotonic() - broke > MINUTE:
+        # on a slow machine messages are so late that the alert for it is right
+        broken, repaired = map(without_lateness, (broken, repaired))
     TABLES.setdefault(TITLE, []).append(
         f"{case}, {world.store.conn_id}: {said:.1f} (/metrics at most {later:.1f} later), {back:.1f} ({later_back:.1f})"
     )
     check_alerts(folder, healthy, broken, repaired)
     if LONG:
         assert max(said, back) <= case.wanted
+
+
+def without_lateness(scraped: str) -> str:
+    return "".join(line for line in scraped.splitlines(keepends=True) if "delayed_lateness_seconds" not in line)
 
 
 def codes_of(found: dict[str, Any]) -> set[str]:

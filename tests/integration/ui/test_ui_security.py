@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -77,6 +78,8 @@ ROUTES = [
 ]
 #: Names of connections, to brokers that answer nobody.
 BROKERS = ("rabbitmq", "sqs")
+#: Answers that say where a broker is.
+SHOW_WHERE = ("/api/v1/health", "/api/v1/live")
 NO_RETRY = {"retries": {"total_max_attempts": 1}}
 HOSTILE = [
     "'",
@@ -157,12 +160,16 @@ def test_nobody_does_what_a_higher_role_may(
         for role in ROLES[least:]:
             # the brokers are none; whoever may ask is told so
             answer = shown.ask(method, path, role, **options)
-            while "too_slow" in answer.text:
+            # a busy machine may take longer than the page waits
+            for _ in range(20 if path in SHOW_WHERE else 0):
+                if "too_slow" not in answer.text:
+                    break
+                time.sleep(0.5)
                 answer = shown.ask(method, path, role, **options)
             wanted = 503 if any(f"/{name}/" in path for name in BROKERS) else 200
             assert answer.status_code == wanted, (role, route, answer.text)
             # where the brokers are is told to those who may read the connection
-            shows_where = wanted == 503 or path in ("/api/v1/health", "/api/v1/live")
+            shows_where = wanted == 503 or path in SHOW_WHERE
             assert ("127.0.0.1" in answer.text) == (shows_where and role in ("op", "admin"))
     for role, may in (("viewer", False), ("user", False), ("op", True), ("admin", True)):
         answer = shown.get("/api/v1/connections", role)
