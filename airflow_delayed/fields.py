@@ -49,5 +49,5 @@ FIELDS = (
 FIELD_NAMES = tuple(field.name for field in FIELDS)
 #: By name.
 FIELD_COLUMNS = {field.name: field.column for field in FIELDS}
-#: The names of those that are times.
+#: The names of the fields that are times.
 FIELD_MOMENTS = tuple(field.name for field in FIELDS if field.type is datetime)

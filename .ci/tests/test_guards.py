@@ -104,7 +104,7 @@ def test_a_room_or_the_core_with_too_many_doors(package, room, most):
 
 
 def test_a_facade_hides_no_door(package):
-    """Neither a module that passes names on, nor one that is imported as a whole."""
+    """Neither a module that passes names on, nor a module that is imported as a whole."""
     files = {"store/rows.py": "", "store/api.py": "from house.store.rows import a, b", "x/f.py": ""}
     ways = {"y/one.py": "from house.store.api import a", "y/two.py": "from house.store import api\napi.b(api.c)"}
     package_ = guards.Package(package({**files, **ways}))

@@ -34,6 +34,12 @@ _TIMES = ("due_from", "due_until")
 CRITERIA = ("tag", "destination", "deliver_conn_id", *_TIMES, "sent_by")
 
 
+def rendered_reason(because: object) -> str | None:
+    """Return the reason of a change as its template was rendered; None if that is nothing."""
+    text = str(because).strip()
+    return None if text in ("", "None") else text
+
+
 class SelectsMessages:
     """A base beside Airflow's own, for the parameters ``ids`` and :data:`CRITERIA`, each of which may be a template."""
 
@@ -232,7 +238,10 @@ class ChangeOperator(SelectsMessages, BaseOperator):
 
         try:
             selection = self.selection()
-            options: dict[str, Any] = {"dry_run": rendered_flag("dry_run", self.only_plan), "because": self._reason()}
+            options: dict[str, Any] = {
+                "dry_run": rendered_flag("dry_run", self.only_plan),
+                "because": rendered_reason(self.because),
+            }
             with closing(DelayedStoreHook(self.store_conn_id, table=self.table, schema=self.schema)) as store:
                 options.update(self.prepare_change(store, context))
                 result = self._collect(self._parts(store, selection, options), options)
@@ -284,11 +293,6 @@ class ChangeOperator(SelectsMessages, BaseOperator):
                     first.append(message_id)
             self.log.info("%s: %s", "would be" if options["dry_run"] else "so far", _counts(outcomes) or "no message")
         return result
-
-    def _reason(self) -> str | None:
-        text = str(self.because).strip()
-        # a template may render to nothing
-        return None if text in ("", "None") else text
 
     def _report(self, result: Mapping[str, Any], *, by_ids: bool) -> None:
         """Report messages that are not there or came too late, as ``on_missing`` says."""

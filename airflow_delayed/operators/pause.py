@@ -15,7 +15,7 @@ from airflow_delayed.criteria import UNSET, Unset
 from airflow_delayed.errors import InputError, UnsupportedConnection
 from airflow_delayed.identity import SentBy
 from airflow_delayed.links import DeliveriesLink
-from airflow_delayed.operators.change import SelectsMessages
+from airflow_delayed.operators.change import SelectsMessages, rendered_reason
 from airflow_delayed.sources.templated import rendered_flag
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ class _PauseBase(SelectsMessages, BaseOperator):
             options: dict[str, Any] = {
                 **self.selection(),
                 "dry_run": rendered_flag("dry_run", self.only_plan),
-                # a template may render to nothing
-                "because": None if str(self.because).strip() in ("", "None") else str(self.because),
+                "because": rendered_reason(self.because),
             }
             given = {"duration": self.duration, "on_unpause": self.on_unpause, "spread": self.spread}
             options |= {name: value for name, value in given.items() if value is not None}

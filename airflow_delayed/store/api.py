@@ -1162,8 +1162,8 @@ class Store(DelayStore):
     ) -> tuple[ArmOutcome, str]:
         """Store the message for a failure, unless a success has ended the failure or a message waits already.
 
-        A message of the same notifier that waits stands for this failure too, and keeps its due time. One that a
-        dispatcher has taken, or that is past due, does not.
+        A message of the same notifier that waits stands for this failure too, and keeps its due time. A message
+        that a dispatcher has taken, or that is past due, does not.
 
         :param deliver_conn_id: the connection that delivers; the store's own stands for its queue tables.
         :param origin: the run.

@@ -764,5 +764,5 @@ class ChangeResponse(ApiModel):
     changed: int = Field(description="Those of them that it changed")
     outcomes: dict[str, int] = Field(description="How many by outcome: cancelled, dispatched, in flight, ...")
     messages: list[MessageOutcome] = Field(description="By ids: each; by filter: the first 100 of each outcome")
-    more: bool = Field(description="By filter: there are others behind those that this call looked at")
+    more: bool = Field(description="By filter: more messages match than this call looked at")
     due_at: datetime | None = Field(default=None, description="Of a reschedule: the new due time")

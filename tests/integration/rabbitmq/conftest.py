@@ -1,8 +1,8 @@
-"""What the tests of RabbitMQ share: a hook."""
+"""What the tests of RabbitMQ share: a hook, and another client's connection."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from support.bridging import KEYS
@@ -16,3 +16,20 @@ def hook(vhost: VirtualHost, connect: Callable[..., str], monkeypatch: pytest.Mo
     """A hook on ``vhost``, whose bridges have keys."""
     monkeypatch.setenv("AIRFLOW__DELAYED__BRIDGE_KEYS", ",".join(KEYS))
     return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+
+
+@pytest.fixture
+def kombu(vhost: VirtualHost) -> Iterator[object]:
+    """A connection of kombu to ``vhost``."""
+    from kombu import Connection
+
+    login = vhost.connection
+    with Connection(
+        transport="pyamqp",
+        hostname=login["host"],
+        port=login["port"],
+        userid=login["login"],
+        password=login["password"],
+        virtual_host=login["schema"],
+    ) as connection:
+        yield connection

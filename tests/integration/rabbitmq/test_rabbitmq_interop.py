@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from typing import Any
 
 import pytest
 from support.rabbitmq import DUE_AT, VirtualHost, messages
@@ -16,8 +17,8 @@ def hook(hook: RabbitMQDelayHook, vhost: VirtualHost) -> RabbitMQDelayHook:
     return hook
 
 
-def test_kombu_receives_a_message(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    from kombu import Connection, Queue
+def test_kombu_receives_a_message(hook: RabbitMQDelayHook, kombu: Any) -> None:
+    from kombu import Queue
 
     hook.send(messages("orders", [1.5]))
     received = []
@@ -26,18 +27,9 @@ def test_kombu_receives_a_message(hook: RabbitMQDelayHook, vhost: VirtualHost) -
         received.append((body, message, datetime.now(timezone.utc)))
         message.ack()
 
-    fields = vhost.connection
-    with Connection(
-        transport="pyamqp",
-        hostname=fields["host"],
-        port=fields["port"],
-        userid=fields["login"],
-        password=fields["password"],
-        virtual_host=fields["schema"],
-    ) as connection:
-        queue = Queue("orders", queue_arguments={"x-queue-type": "quorum"}, no_declare=True)
-        with connection.Consumer([queue], callbacks=[take], accept=["application/octet-stream"], prefetch_count=1):
-            connection.drain_events(timeout=60)
+    queue = Queue("orders", queue_arguments={"x-queue-type": "quorum"}, no_declare=True)
+    with kombu.Consumer([queue], callbacks=[take], accept=["application/octet-stream"], prefetch_count=1):
+        kombu.drain_events(timeout=60)
     ((body, message, at),) = received
     # it reads bytes without an encoding as UTF-8
     assert body == "m 0"

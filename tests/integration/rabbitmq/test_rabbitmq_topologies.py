@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import datetime, timedelta, timezone
 from random import Random
@@ -39,22 +39,6 @@ def using(vhost: VirtualHost, connect: Connect) -> Callable[[str], RabbitMQDelay
         return RabbitMQDelayHook(connect("rabbit", **vhost.connection_with(topology=topology, routing=routing or None)))
 
     return use
-
-
-@pytest.fixture
-def kombu(vhost: VirtualHost) -> Iterator[object]:
-    from kombu import Connection
-
-    login = vhost.connection
-    with Connection(
-        transport="pyamqp",
-        hostname=login["host"],
-        port=login["port"],
-        userid=login["login"],
-        password=login["password"],
-        virtual_host=login["schema"],
-    ) as connection:
-        yield connection
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -71,7 +71,7 @@ def test_the_figures(store: Store, hook: DelayedStoreHook, page: Page, monkeypat
         "expired": 0,
         "remembered": 1,
     }
-    # and those that have been due for 10 s by now
+    # and the messages that have been due for 10 s by now
     assert 1 <= found["overdue"] <= 4
     dues = {one.message_id: one.due_at for one in hook.list()}
     assert datetime.fromisoformat(found["next_due"]) == dues["soon"]
