@@ -112,6 +112,7 @@ def test_five_notifiers_at_a_store_that_hangs_leave_the_sixth_callback_its_turn(
     assert (silent.was_asked(2), counters.counts["delayed.notifier_dropped"]) == (True, 15)
     # until it answers
     clock.now += 31
+    monkeypatch.setattr(store_calls, "CALL_SECONDS", 120.0)
     installed(tmp_path, "silent", connect).close()
     caplog.clear()
     assert as_airflow_calls(every[-1:]) == []
