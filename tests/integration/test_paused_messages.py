@@ -5,15 +5,18 @@ from __future__ import annotations
 import time as real_time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
+from threading import Event
 from typing import Any
 
 import pytest
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
+from sqlalchemy import event
 from support.forked import PATIENCE, Child
 from support.lengths import length
 from support.pausing import dispatch
@@ -28,6 +31,7 @@ from airflow_delayed.identity import Origin, SentBy
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 on_sqlite = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+on_servers = pytest.mark.parametrize("store", [name for name in DATABASES if name != "sqlite"], indirect=True)
 #: 1,000,000 in make test-long.
 ROWS = length("rows of which a run is paused, cancelled and restored", 20_000, 1_000_000)
 
@@ -289,6 +293,35 @@ def test_what_was_claimed_before_a_pause_is_not_sent(store: Store):
     assert Counter(transport.ids) == {f"m{n:02}": 1 for n in range(40)}
 
 
+@on_servers
+def test_a_slow_claim_holds_up_no_settlement(store: Store):
+    """A claim takes seconds where it passes over many messages that a pause holds."""
+    hook = store.installed()
+    time, slow, begun, ends = Time(hook), Event(), Event(), Event()
+    hook.send(message(f"m{n:02}", time.start - SECOND) for n in range(40))
+    hook.pause(tag="other")
+
+    def wait(connection: object, cursor: object, statement: str, *more: object) -> None:
+        if slow.is_set() and "SKIP LOCKED" in statement:
+            begun.set()
+            ends.wait(PATIENCE)
+
+    event.listen(hook.engine, "before_cursor_execute", wait)
+    transport = Pausing(after=0, work=slow.set)
+    made = store.dispatcher(hook, transport, **time.options(), batch_size=10)
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(made.once)
+        try:
+            assert begun.wait(PATIENCE)
+            eventually(lambda: hook.count() == 40 - len(transport.ids))
+            assert 0 < len(transport.ids) < 40
+        finally:
+            ends.set()
+        assert done.result(PATIENCE).dispatched == 40
+    assert Counter(transport.ids) == {f"m{n:02}": 1 for n in range(40)}
+    assert made.report.dispatched == 40
+
+
 def consume(vhost: VirtualHost, queue: str, enough: int, ids: Counter[str]) -> int:
     """Count by id what arrives, until so many have, and a second longer; return how many were early.
 
@@ -315,7 +348,7 @@ def consume(vhost: VirtualHost, queue: str, enough: int, ids: Counter[str]) -> i
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("store", [name for name in DATABASES if name != "sqlite"], indirect=True)
+@on_servers
 def test_three_dispatchers_obey_and_one_is_killed(
     store: Store, vhost: VirtualHost, connect: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -20,7 +20,8 @@ class ClaimedBatch:
     """Claimed rows, leased by this dispatcher until a deadline unless their lease is renewed.
 
     A :class:`airflow_delayed.store.dispatch.worker.ConnectionWorker` sends in one thread, and settles and claims in a
-    second one; while the second one has nothing to do, the first may settle and claim too. Which thread writes a field:
+    second one; while the second one has nothing to do, the first may settle and claim too, and it settles what it has
+    sent while a claim takes long. Which thread writes a field:
 
     - ``rows``, ``holder``, ``pauses``: the thread that claims, before another thread has the batch. (The thread that
       settles removes ``ctid`` from rows that were moved, under ``lock``.)

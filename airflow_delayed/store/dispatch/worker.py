@@ -2,7 +2,7 @@
 
 A :class:`ConnectionWorker` sends in one thread, while a second one settles the batches sent before and claims the next.
 So broker and database do not wait for each other, and no transaction is open during a send. A slow or lost connection
-does not hold up the others. A :class:`QueueTableWorker` claims, delivers and removes in
+does not hold up the others, and a slow claim no settlement. A :class:`QueueTableWorker` claims, delivers and removes in
 one transaction of the store's own database.
 """
 
@@ -75,6 +75,9 @@ MISSING_FOR = 15.0
 SILENCE, PATIENT_SILENCE = 1.0, 10.0
 #: Seconds between two checks of the leases during a send; a lease is renewed long before it ends.
 CHECK_SECONDS = 0.05
+#: Seconds of a claim, after which what was sent meanwhile is settled beside it: the claim may pass over a million
+#: messages that a pause holds.
+SLOW_CLAIM = 0.5
 
 
 class _LeaseGuard:
@@ -331,12 +334,17 @@ class ConnectionWorker:
             following = threads.submit(self._settle_and_claim, sent, idle)
             try:
                 error = self._send(claimed)
+                idle.set()
+                if wait([following], SLOW_CLAIM).not_done:
+                    # nobody would settle it before the claim has ended
+                    self._repository.settle(claimed)
             finally:
                 idle.set()
                 wait([following])
+                self._count([batch for batch in claimed if batch.finished])
             if full and error is None:
                 _note_full(claimed, self._repository.monotonic() - began)
-            sent, claimed = claimed, following.result()
+            sent, claimed = [batch for batch in claimed if not batch.finished], following.result()
             if self._repository.recovery_breaker.tripped:
                 self._settle(sent)
                 raise BreakerTripped(str(self._repository.recovery_breaker))
@@ -369,8 +377,9 @@ class ConnectionWorker:
 
         :param idle: set while the thread that sends has nothing to do.
         """
-        if (self._ahead and self._caught_up is not None) or self._repository.rate.limits:
-            # the claim may have to wait, and settling does not wait with it
+        waits = (self._ahead and self._caught_up is not None) or self._repository.rate.limits
+        if waits or self._repository.pauses.of(self.conn_id):
+            # settling waits neither for a claim that has to wait, nor for one that passes over many paused messages
             self._settle(sent)
             sent = ()
         if self._ahead and self._caught_up is not None:
