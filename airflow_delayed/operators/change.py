@@ -6,7 +6,7 @@ Messages are selected by their ids or by a filter, as a sensor selects them too:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
 from datetime import datetime, timedelta
@@ -103,8 +103,7 @@ def message_ids(value: Any) -> list[str]:
             ids.append(one)
         else:
             raise InputError(f"ids= has a {type(one).__name__}, or an empty text, among them; each id is a text")
-    # an id in two parts would be counted twice
-    return list(dict.fromkeys(ids))
+    return ids
 
 
 def sent_by(value: SentBy | Mapping[str, Any]) -> SentBy:
@@ -130,8 +129,6 @@ def sent_by(value: SentBy | Mapping[str, Any]) -> SentBy:
     return SentBy(**criteria)
 
 
-#: Messages that are changed until the next line of progress in the log; the audit has a record of each such part.
-PART = 50_000
 #: How many ids of each outcome the result names.
 IDS_OF_OUTCOME = 100
 
@@ -244,9 +241,11 @@ class ChangeOperator(SelectsMessages, BaseOperator):
             }
             with closing(DelayedStoreHook(self.store_conn_id, table=self.table, schema=self.schema)) as store:
                 options.update(self.prepare_change(store, context))
-                result = self._collect(self._parts(store, selection, options), options)
+                found = self.change(store, **options, **selection)
         except (InputError, UnsupportedConnection, ValueError) as error:
             raise AirflowFailException(str(error)) from error
+        self.log.info("%s: %s", "would be" if options["dry_run"] else "done", found.in_words or "no message")
+        result = self._result(found, options)
         self._report(result, by_ids="ids" in selection)
         return result
 
@@ -258,40 +257,17 @@ class ChangeOperator(SelectsMessages, BaseOperator):
     def change(self, store: DelayedStoreHook, **arguments: Any) -> Outcomes:
         """Change messages by ``ids=``, or by a filter."""
 
-    def _parts(
-        self, store: DelayedStoreHook, selection: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> Iterator[Outcomes]:
-        if "ids" in selection:
-            ids = selection["ids"]
-            for begin in range(0, len(ids), PART):
-                yield self.change(store, ids=ids[begin : begin + PART], **options)
-            return
-        # a dry run with a limit would count all messages behind it, each time
-        limit, after = None if options["dry_run"] else PART, None
-        while True:
-            found = self.change(store, limit=limit, after=after, **options, **selection)
-            yield found
-            after = found.next
-            if after is None:
-                return
-
-    def _collect(self, parts: Iterable[Outcomes], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Add up the outcomes of all parts, each with a line in the log."""
-        outcomes: dict[str, int] = {}
+    def _result(self, found: Outcomes, options: Mapping[str, Any]) -> dict[str, Any]:
         named: dict[str, list[str]] = {}
-        result: dict[str, Any] = {"changed": 0, "outcomes": outcomes, "ids": named}
+        for message_id, outcome in found.items():
+            if len(first := named.setdefault(outcome.value, [])) < IDS_OF_OUTCOME:
+                first.append(message_id)
+        outcomes = {outcome.value: count for outcome, count in found.counts.items()}
+        result: dict[str, Any] = {"changed": found.changed, "outcomes": outcomes, "ids": named}
         if "due_at" in options:
             result["due_at"] = options["due_at"].isoformat()
         if options["dry_run"]:
             result["dry_run"] = True
-        for found in parts:
-            result["changed"] += found.changed
-            for outcome, count in found.counts.items():
-                outcomes[outcome.value] = outcomes.get(outcome.value, 0) + count
-            for message_id, outcome in found.items():
-                if len(first := named.setdefault(outcome.value, [])) < IDS_OF_OUTCOME:
-                    first.append(message_id)
-            self.log.info("%s: %s", "would be" if options["dry_run"] else "so far", _counts(outcomes) or "no message")
         return result
 
     def _report(self, result: Mapping[str, Any], *, by_ids: bool) -> None:

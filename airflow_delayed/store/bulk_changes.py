@@ -10,6 +10,7 @@ On PostgreSQL a cancel by filter first removes up to 2500 messages in one statem
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -44,6 +45,10 @@ from airflow_delayed.store.queries import PAGE, DatabaseTime, Place, behind_plac
 from airflow_delayed.store.records import count_rows, place_of, token_of
 from airflow_delayed.store.schema import Tables, Where
 
+log = logging.getLogger(__name__)
+
+#: Seconds between two lines in the log of a change of many messages.
+LOGGED_EVERY = 10.0
 #: How long to wait in all for messages in flight, and between two attempts; in seconds.
 IN_FLIGHT_WAIT = 0.5
 _PAUSE = 0.05
@@ -242,15 +247,20 @@ class BulkChanges:
     ) -> Iterator[None]:
         """Change all chunks, yielding after each; then wait up to half a second for the messages in flight.
 
+        What takes long logs how far it is.
+
         :param continued: an earlier call has changed chunks of the same filter.
         """
         pending: list[str] = []
-        met = continued
+        met, logged_at = continued, self._monotonic()
         for chunk in chunks:
             met = True
             rest = list(chunk) if dry_run else self._take(change, chunk, wanted, entry, found)
             if rest:
                 pending += self._chunk(change, rest, wanted, entry, found, dry_run=dry_run)
+            if self._monotonic() - logged_at >= LOGGED_EVERY:
+                logged_at = self._monotonic()
+                log.info("%s: %s", "would be so far" if dry_run else "so far", found.in_words)
             yield
         if not met and not dry_run:
             # a change that matches no message is in the audit too

@@ -121,6 +121,11 @@ class Outcomes(dict[str, Outcome]):
         if not self.counts[outcome]:
             del self.counts[outcome]
 
+    @property
+    def in_words(self) -> str:
+        """The counts as words: ``"3 cancelled, 1 dispatched"``; empty if there are none."""
+        return ", ".join(f"{count:,} {outcome.value}" for outcome, count in self.counts.items())
+
     def counts_with(self, found: Mapping[str, Outcome], *, instead_of: Collection[str] = ()) -> dict[Outcome, int]:
         """Return the ``counts`` that :meth:`add` would lead to."""
         then = Counter(self.counts)

@@ -63,6 +63,6 @@ def test_changes_of_mind(live: Any) -> None:
     rest = live.result("change_of_mind", run_id, "rest")
     assert sorted(rest["ids"]["cancelled"]) == sorted(live.result("change_of_mind", run_id, "more")["message_ids"])
     moved = live.log("change_of_mind", run_id, "rest")
-    assert "so far: 3 cancelled" in moved
+    assert "done: 3 cancelled" in moved
     audit = live.run("airflow", "delayed", "audit", "--store-conn-id", "delayed_store", "--output", "json")
     assert f"task change_of_mind.moved, run {run_id}" in audit

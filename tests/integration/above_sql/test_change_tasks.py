@@ -15,7 +15,6 @@ from support.stores import Store, Transport, message, on_postgres_too
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin
-from airflow_delayed.operators import change
 from airflow_delayed.operators.change import (
     DelayedCancelOperator,
     DelayedRescheduleOperator,
@@ -24,6 +23,7 @@ from airflow_delayed.operators.change import (
 )
 from airflow_delayed.operators.pause import DelayedPauseOperator, DelayedUnpauseOperator
 from airflow_delayed.operators.send import DelayedSendOperator
+from airflow_delayed.store import bulk_changes
 
 KINDS = {
     "cancel": DelayedCancelOperator,
@@ -138,20 +138,24 @@ def test_what_is_being_delivered_is_worth_a_retry(store: Store, hook: DelayedSto
     assert done["outcomes"] == {"dispatched": 1}
 
 
-def test_many_messages_are_changed_in_parts_with_a_line_of_progress_each(
-    store: Store, hook: DelayedStoreHook, log, monkeypatch
+def test_of_many_messages_the_log_says_how_many_are_changed(
+    store: Store, hook: DelayedStoreHook, log, caplog, monkeypatch
 ):
-    monkeypatch.setattr(change, "PART", 40)
-    due = hook.now() + DAY
-    hook.send([message(f"m{number:03}", due, tag="many") for number in range(130)])
+    monkeypatch.setattr(bulk_changes, "LOGGED_EVERY", 0.0)
+    due, ids = hook.now() + DAY, [f"m{number:04}" for number in range(2130)]
+    hook.send([message(one, due, tag="many") for one in ids])
     done = changed(store, DelayedRescheduleOperator, tag="many", delay=5 * 86_400)
-    assert done["outcomes"] == {"rescheduled": 130}
+    assert done["outcomes"] == {"rescheduled": 2130}
     # the first hundred are named
-    assert done["ids"] == {"rescheduled": [f"m{number:03}" for number in range(100)]}
-    counts = re.findall("so far: (.*) rescheduled", log.text)
-    assert counts == ["40", "80", "120", "130"]
-    ids = [f"m{number:03}" for number in range(130)] * 2
-    assert changed(store, DelayedCancelOperator, ids=ids)["outcomes"] == {"cancelled": 130}
+    assert done["ids"] == {"rescheduled": ids[:100]}
+    assert re.findall("so far: (.*) rescheduled", caplog.text) == ["1,000", "2,000", "2,130"]
+    assert "done: 2,130 rescheduled" in log.text
+    assert changed(store, DelayedCancelOperator, ids=ids * 2)["outcomes"] == {"cancelled": 2130}
+    # each is one change
+    assert [(one.action, sum(one.counts.values())) for one in hook.audit()][:2] == [
+        ("cancel", 2130),
+        ("reschedule", 2130),
+    ]
     assert waiting(hook) == ["a", "b", "c", "d"]
 
 
