@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import cast
 
 from airflow_delayed.delivery import BatchBounds, DelayStore, Delivery, SendReport
 from airflow_delayed.errors import DelayedError, SendFailed
@@ -19,6 +20,9 @@ from airflow_delayed.message import MICROSECOND, START_NEW_TRACE, DelayedMessage
 class Route:
     """The transport that delivers, and the store in which messages may wait before.
 
+    Operators and Spark send through it, so a step that is the same for all transports has its place here, as the
+    trace has: what a message must fulfil in :meth:`check` and :meth:`fits`, what it becomes in :meth:`publish`.
+
     :param store: takes messages due later than ``hold_over`` from now; without it the transport takes all.
     :param trace: the headers of a trace, for all messages.
     """
@@ -27,6 +31,26 @@ class Route:
     store: DelayStore | None = None
     hold_over: timedelta = timedelta(0)
     trace: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        delivery: Delivery,
+        store: DelayStore | None = None,
+        *,
+        hold_over: timedelta = timedelta(0),
+        trace: Mapping[str, str],
+    ) -> Route:
+        """Return the route through a transport.
+
+        A transport that stores messages itself takes all. Otherwise the store takes what is due later than
+        ``hold_over``, or than the transport's horizon if that is shorter.
+        """
+        if delivery.is_store:
+            return cls(delivery=delivery, store=cast(DelayStore, delivery), trace=trace)
+        if store is None:
+            return cls(delivery=delivery, trace=trace)
+        return cls(delivery=delivery, store=store, hold_over=min(hold_over, delivery.horizon), trace=trace)
 
     def holds(self, message: DelayedMessage, now: datetime) -> bool:
         """Return whether a message waits in the store."""

@@ -65,7 +65,7 @@ def test_a_number_that_was_given_to_another_is_left_alone(tmp_path: Path) -> Non
 def test_the_group_of_a_server_that_has_ended_ends_too(tmp_path: Path) -> None:
     leaves = ["sh", "-c", "sleep 600 & echo $!"]
     with process.running(leaves, log=tmp_path / "log") as server:
-        assert process.wait(server, seconds=30)
+        assert process.wait(server, seconds=120)
         left = int((tmp_path / "log").read_text())
         # a process that is just beginning has no command yet
         eventually(lambda: running(left))

@@ -282,8 +282,8 @@ class CommonArguments:
         if self.store_conn_id in (None, self.conn_id):
             options |= stored
         delivery = delivery_for(self.conn_id, **options)
-        trace = current_trace()
         closing.callback(delivery.close)
+        store: DelayStore | None = None
         if delivery.is_store:
             if self.store_conn_id is not None and self.store_conn_id != self.conn_id:
                 raise InputError(
@@ -291,18 +291,15 @@ class CommonArguments:
                     f" store_conn_id={self.store_conn_id!r} out; or, where {self.conn_id!r} is only the store of"
                     " another transport, pass it as store_conn_id=, and that transport as conn_id="
                 )
-            store = cast(DelayStore, delivery)
-            store.origin = origin_of(context)
-            return Route(delivery=delivery, store=store, trace=trace)
-        if self.store_conn_id is None:
-            return Route(delivery=delivery, trace=trace)
-        store = store_for(self.store_conn_id, self.conn_id, **stored)
-        store.origin = origin_of(context)
-        closing.callback(store.close)
-        hold_over = min(self.hold_over, delivery.horizon)
-        if hold_over < self.hold_over:
-            log.info("hold_over is %s here: more than that %s does not delay by itself", hold_over, self.conn_id)
-        return Route(delivery=delivery, store=store, hold_over=hold_over, trace=trace)
+        elif self.store_conn_id is not None:
+            store = store_for(self.store_conn_id, self.conn_id, **stored)
+            closing.callback(store.close)
+        route = Route.of(delivery, store, hold_over=self.hold_over, trace=current_trace())
+        if route.store is not None:
+            route.store.origin = origin_of(context)
+        if store is not None and route.hold_over < self.hold_over:
+            log.info("hold_over is %s here: more than that %s does not delay by itself", route.hold_over, self.conn_id)
+        return route
 
     def anchor(self, context: Context) -> datetime | None:
         """Return the start of relative delays that ``delay_from=`` names: "run", or a time.

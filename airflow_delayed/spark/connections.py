@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from airflow_delayed.delivery import Clock, Connection, DelayStore, Delivery
 from airflow_delayed.errors import InputError, UnsupportedConnection, UnsupportedOption
@@ -179,22 +179,19 @@ def route_of(settings: Settings, *, clock: Clock, find: Callable[..., Connection
     if holds:
         options |= {"on_conflict": settings.on_conflict, "origin": settings.origin}
     delivery = transport_of(deliver, clock=clock, **options)
-    if holds:
-        return Route(delivery=delivery, store=cast(DelayStore, delivery), trace=settings.trace)
-    if settings.store is None:
-        return Route(delivery=delivery, trace=settings.trace)
-    waits = find(settings.store, settings.connections_file)
-    if not is_store(waits):
-        raise UnsupportedConnection(waits.conn_id, waits.conn_type, _SQL)
-    store = _store(
-        waits,
-        deliver.conn_id,
-        on_conflict=settings.on_conflict or "error",
-        origin=settings.origin,
-        until_due=settings.until_due,
-    )
-    hold_over = min(settings.hold_over, delivery.horizon)
-    return Route(delivery=delivery, store=store, hold_over=hold_over, trace=settings.trace)
+    store: DelayStore | None = None
+    if settings.store is not None and not holds:
+        waits = find(settings.store, settings.connections_file)
+        if not is_store(waits):
+            raise UnsupportedConnection(waits.conn_id, waits.conn_type, _SQL)
+        store = _store(
+            waits,
+            deliver.conn_id,
+            on_conflict=settings.on_conflict or "error",
+            origin=settings.origin,
+            until_due=settings.until_due,
+        )
+    return Route.of(delivery, store, hold_over=settings.hold_over, trace=settings.trace)
 
 
 def transport_of(connection: Connection, *, clock: Clock, **options: Any) -> Delivery:

@@ -51,7 +51,9 @@ def test_the_demo_stops_what_it_started(tmp_path: Path, stage: str, asked: signa
             if stage in line:
                 break
         time.sleep(2)
-        started = psutil.Process(demo.pid).children(recursive=True)
+        deadline = time.monotonic() + 60
+        while not (started := psutil.Process(demo.pid).children(recursive=True)) and time.monotonic() < deadline:
+            time.sleep(0.1)
         assert started
         demo.send_signal(asked)
         assert demo.wait(120) == 130
@@ -60,5 +62,5 @@ def test_the_demo_stops_what_it_started(tmp_path: Path, stage: str, asked: signa
         demo.wait()
         if demo.stdout is not None:
             demo.stdout.close()
-    _, alive = psutil.wait_procs(started, timeout=5)
+    _, alive = psutil.wait_procs(started, timeout=60)
     assert [process.cmdline() for process in alive] == []

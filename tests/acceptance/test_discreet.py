@@ -64,7 +64,7 @@ def played(world: World, sqs_endpoint: str, tmp_path_factory: pytest.TempPathFac
         )
 
     process.wait_for("all but what waits", still, seconds=240, log=live.folder / "scheduler.log")
-    process.wait_for("what cannot be dispatched", lambda: len(failed(world)) == 2, seconds=60)
+    process.wait_for("what cannot be dispatched", lambda: len(failed(world)) == 2, seconds=180)
     yield Played(run_id, shown, hidden)
     live.call("PATCH", f"/dags/{DAG}/dagRuns/{run_id}", state="failed")
     for name in names:
@@ -96,7 +96,7 @@ def _connect(world: World, hidden: dict[str, str], sqs_endpoint: str) -> list[st
     allowed = {"configure": ".*", "write": ".*", "read": ".*"}
     broker.manage("PUT", f"permissions/{{vhost}}/{quote(user)}", allowed)
     # a queue that takes nothing is soon given up
-    fields = broker.connection_with(confirm_timeout=2)
+    fields = broker.connection_with(confirm_timeout=15)
     rabbitmq = {**fields, "login": user, "password": hidden["rabbitmq"]}
     store = urlsplit(create_database(world.store_url, DAG))
     _make_role(world.store_url, DAG, hidden["store"])

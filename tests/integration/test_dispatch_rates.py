@@ -144,7 +144,7 @@ def test_queue_tables_take_turns_and_have_rates(store: Store):
 
 
 @on_postgres_too
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120, func_only=True)
 def test_a_round_ends_that_locks_the_messages_of_another_turn_again(store: Store):
     """The turn of all destinations meets late messages that the turn of their own destination has locked."""
     hook = store.installed("first", "second", deliver_conn_id=None)

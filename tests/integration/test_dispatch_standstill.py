@@ -261,11 +261,14 @@ def test_a_frozen_database_ends_the_run(
 @pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
 def test_who_stands_still_within_a_transaction_keeps_no_message(store: Store, monkeypatch: pytest.MonkeyPatch):
     """As a dispatcher does that is frozen while it claims; its machine goes on to answer for it."""
-    monkeypatch.setattr("airflow_delayed.store.network.IDLE_SECONDS", 2)
     hook, frozen = store.installed(), store.hook()
     hook.send([message("m", hook.now() - SECOND)])
-    with closing(frozen.engine.connect()) as connection:
+    with monkeypatch.context() as short:
+        # of this connection alone
+        short.setattr("airflow_delayed.store.network.IDLE_SECONDS", 2)
+        standing = frozen.engine.connect()
+    with closing(standing) as connection:
         connection.execute(select(frozen.tables.messages).with_for_update())
-        eventually(lambda: store.dispatcher(hook, Transport()).run().dispatched == 1, 30)
+        eventually(lambda: store.dispatcher(hook, Transport()).run().dispatched == 1, 120)
         with pytest.raises(DBAPIError):
             connection.execute(select(1))

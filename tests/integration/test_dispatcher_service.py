@@ -184,7 +184,7 @@ def test_a_send_that_does_not_end(store: Store, replicas: Replicas, grace: float
     hook = store.installed()
     names = [f"m{number:02}" for number in range(20)]
     hook.send(message(name, hook.now() - SECOND) for name in names)
-    replica = replicas.start(store.conn_id, None, "--claim-timeout", "1", hangs_after=5, grace=grace)
+    replica = replicas.start(store.conn_id, None, "--claim-timeout", "6", hangs_after=5, grace=grace)
     eventually(lambda: len(replicas.sent()) == 5, PATIENCE)
     replica.become("/ready", 200)
     replica.child.signal(signal.SIGTERM)
@@ -196,7 +196,7 @@ def test_a_send_that_does_not_end(store: Store, replicas: Replicas, grace: float
     log = replica.log.read_text()
     assert reason in log
     assert "20 messages are leased, which others send when their leases end: some may come twice" in log
-    # a second later they are free, and none is lost
+    # some seconds later they are free, and none is lost
     second = replicas.start(store.conn_id, None)
     eventually(lambda: hook.count() == 0, PATIENCE)
     second.child.signal(signal.SIGTERM)

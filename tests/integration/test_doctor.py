@@ -83,14 +83,14 @@ def test_the_gravest_comes_first_and_what_is_unknown_before_a_warning(store: Sto
 
 
 def test_each_connection_is_examined_whatever_the_others_do(store: Store, connect, silent, doctor, monkeypatch):
-    monkeypatch.setattr("airflow_delayed.cli.doctor.EXAMINE_SECONDS", 4.0)
+    monkeypatch.setattr("airflow_delayed.cli.doctor.EXAMINE_SECONDS", 8.0)
     store.installed()
     connect("hangs", conn_type="rabbitmq", host="127.0.0.1", port=silent)
     connect("refuses", conn_type="rabbitmq", host="127.0.0.1", port=1)
     code, out = doctor("--conn-id", store.conn_id, "--conn-id", "hangs", "--conn-id", "refuses", "--conn-id", "absent")
     assert code == 1
     assert "connection hangs: silent" in out
-    assert "no answer within 4 s" in out
+    assert "no answer within 8 s" in out
     assert "connection refuses: unreachable" in out
     assert "nothing listens on that host and port" in out
     assert "connection absent: not-examined" in out

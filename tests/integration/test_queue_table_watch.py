@@ -57,7 +57,7 @@ def test_rows_are_deleted_when_their_event_is_stored_and_not_before(store: Store
         async with triggerer(watcher(store)) as one:
             insert(store, hook, "a", "b")
             await one.until("a", "b")
-            assert store.rows(hook, "q") == []
+            await eventually(lambda: store.rows(hook, "q") == [])
             one.hold.add(1)
             insert(store, hook, "c")
             await one.until("a", "b", "c")
@@ -414,6 +414,8 @@ def test_an_event_that_is_never_stored_is_fired_again(store: Store, hook: Delaye
             assert type(one.failed.pop(1)).__name__ == "AckTimeout"
             one.hold.clear()
             one.unstored.clear()
+            # this one is stored, however long a slow machine takes
+            one.manager = SharedStreamManager()
             one.watch(1, watcher(store))
             await one.until("a", "a")
         finally:

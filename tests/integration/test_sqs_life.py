@@ -81,10 +81,10 @@ def test_messages_are_kept_hidden_and_given_back(clocked: ClockedWorld):
     received = clocked.raw(delete=False)
     handles = [message["ReceiptHandle"] for message in received]
     assert clocked.hook.extend_visibility(clocked.destination, handles, timedelta(hours=1)) == {}
-    clocked.advance(3599)
+    clocked.advance(3540)
     assert clocked.raw() == []
     assert clocked.hook.extend_visibility(clocked.destination, handles[:5], 600) == {}
-    clocked.advance(2)
+    clocked.advance(61)
     assert len(clocked.raw()) == 7
     # the receipt of a message that is gone is refused by its name, the others are kept
     refused = clocked.hook.extend_visibility(clocked.destination, [*handles[:5], handles[11]], 0)

@@ -51,15 +51,15 @@ def test_both_messages_arrive_at_their_time(world: ClockedWorld, dags: dict[str,
         world.advance(seconds - (world.now() - began).total_seconds())
         return sorted(arrived.body.decode() for arrived in world.arrived())
 
-    assert at(844) == []
+    assert at(830) == []
     assert at(930) == ["in 14 minutes and 5 seconds"]
     first = cycled(dags, run_dag)
     assert (first["requeued"], first["delivered"]) == (1, 0)
-    assert at(1850) == []
+    assert at(1870) == []
     second = cycled(dags, run_dag)
     assert (second["requeued"], second["delivered"]) == (0, 1)
     assert second["late_max"] <= 2
-    assert at(1924) == []
+    assert at(1910) == []
     assert at(1960) == ["in 32 minutes and 5 seconds"]
     assert world.counts(world.fifo) == (0, 0, 0)
 

@@ -19,6 +19,12 @@ NAMES = {"sqlite": "SQLite 3", "postgres": "PostgreSQL 1", "mariadb": "(MariaDB|
 PASSWORD = "hunter/2"
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a busy machine longer than for a user."""
+    monkeypatch.setattr(store_hook, "TEST_SECONDS", 60.0)
+
+
 def test_it_tells_what_answers_and_what_is_missing(store: Store, request):
     hook = store.hook()
     well, text = hook.test_connection()

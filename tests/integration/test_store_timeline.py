@@ -50,8 +50,8 @@ def housekeeping(store: Store, hook: DelayedStoreHook) -> None:
 
 def test_counts_and_lateness_of_what_was_dispatched(store: Store):
     hook = store.installed()
-    send(hook, timedelta(), "now")
     send(hook, timedelta(minutes=3), "late", "late-2", destination="slow")
+    send(hook, timedelta(), "now")
     store.dispatcher(hook, Transport()).run()
     timeline = hook.timeline()
     (step,) = [one for one in timeline.past if one.counts.dispatched]

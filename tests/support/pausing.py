@@ -13,7 +13,7 @@ def dispatch(pipe: Connection, *, conn_id: str, schema: str | None, deliver_conn
     """Dispatch until no message is left, and say how many were dispatched."""
     store = DelayedStoreHook(conn_id, deliver_conn_id, schema=schema)
     made = store.dispatcher(
-        [deliver_conn_id], delivery_for, stays=True, claim_timeout=timedelta(seconds=2), max_rate=max_rate
+        [deliver_conn_id], delivery_for, stays=True, claim_timeout=timedelta(seconds=30), max_rate=max_rate
     )
     pipe.send("ready")
     pipe.send(made.run("empty").dispatched)

@@ -127,7 +127,11 @@ def test_a_cancelled_one_lets_the_batch_in_hand_end(cycles):
 
     def batch(stop) -> CycleCounts:
         began.set()
-        time.sleep(0.3)
+        deadline = time.monotonic() + 60
+        while not stop() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        # and takes a little longer
+        time.sleep(0.1)
         stops.append(stop())
         ended.set()
         return CycleCounts(requeued=1)

@@ -296,7 +296,7 @@ def test_through_sqs(store: Store, sqs_endpoint, connect):
     world = World(sqs_endpoint, "broker").install()
     hook = store.installed()
     now = hook.now()
-    dues = {"past": -5, "soon": 2, "in-time": 869, "too-early": 890}
+    dues = {"past": -5, "soon": 2, "in-time": 869, "too-early": 990}
     hook.send(message(name, now + due * SECOND, destination=world.destination) for name, due in dues.items())
     hook.send([message("bad", now, destination="gone")])
     with pytest.raises(AirflowFailException) as caught:

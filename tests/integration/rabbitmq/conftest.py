@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
 from support.bridging import KEYS
 from support.rabbitmq import VirtualHost
@@ -16,6 +17,13 @@ def hook(vhost: VirtualHost, connect: Callable[..., str], monkeypatch: pytest.Mo
     """A hook on ``vhost``, whose bridges have keys."""
     monkeypatch.setenv("AIRFLOW__DELAYED__BRIDGE_KEYS", ",".join(KEYS))
     return RabbitMQDelayHook(connect("rabbit", **vhost.connection))
+
+
+@pytest.fixture(autouse=True)
+def late_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait longer for what a broker on a busy machine answers about its parts."""
+    monkeypatch.setattr("airflow_delayed.rabbitmq.admin._PATIENCE", 60.0)
+    monkeypatch.setattr("airflow_delayed.rabbitmq.management._TIMEOUT", httpx.Timeout(30))
 
 
 @pytest.fixture

@@ -73,10 +73,14 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_broker_that_stops_confirming_is_an_error_that_counts_and_says_what_may_arrive(
     vhost: VirtualHost, proxies: tuple[Proxy, Proxy], caplog: pytest.LogCaptureFixture
 ) -> None:
-    batch = messages("orders", [number % 3 for number in range(3000)])
+    # by a clock that stands, so that the levels are the same however slow the machine is
+    began = utcnow()
+    batch = messages("orders", [number % 3 for number in range(3000)], start=began)
     taken: list[DelayedMessage] = []
     stops: list[int] = []
-    publisher = Publisher(hosts(vhost, proxies[0]), conn_id="rabbit", monotonic=Stopwatch(lambda: stops))
+    publisher = Publisher(
+        hosts(vhost, proxies[0]), conn_id="rabbit", clock=lambda: began, monotonic=Stopwatch(lambda: stops)
+    )
     with pytest.raises(SendFailed) as error:
         publisher.send(silenced(batch, lambda: stops.append(proxies[0].swallow_answers()), taken))
     named = [message_id for message_id, _ in error.value.failures]
@@ -208,6 +212,8 @@ def test_what_is_refused_for_long_is_logged_and_ends_the_send_though_others_are_
 ) -> None:
     # short, for this clock runs faster than the pauses
     monkeypatch.setattr("airflow_delayed.rabbitmq.session._LONGEST_SLEEP", 0.05)
+    # five seconds in all, in which a broker on a slow machine refuses often enough
+    monkeypatch.setattr("airflow_delayed.rabbitmq.confirm_timer._INTERVAL", 0.25)
     vhost.declare("orders")
     clock = Stopwatch(lambda: True, jump=3)
     # each time that the one is sent again, so is one of the others

@@ -247,7 +247,7 @@ def test_a_connection_that_falls_silent_is_lost_by_its_heartbeat(
                 silenced = proxies[0].fall_silent()
             yield message
 
-    assert through(connect, vhost, *proxies, heartbeat=1).send(stream()).sent == 1500
+    assert through(connect, vhost, *proxies, heartbeat=5).send(stream()).sent == 1500
     assert (silenced, caplog.text.count("was lost after")) == (1, 1)
     assert "the broker sent no heartbeat" in caplog.text
     counts = account(vhost, batch)

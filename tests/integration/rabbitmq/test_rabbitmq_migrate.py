@@ -111,8 +111,8 @@ def test_what_waits_arrives_through_the_other_topology_and_never_early(
         each.install(names, create_destinations=True)
     batch = [
         # the first ones are due only when they have been moved
-        *messages("Sales", [6.5, 7.6, 9_000_000.2], prefix="a"),
-        *messages("Acme.Sales", [6.2, 8.1, 70_000.5], prefix="b"),
+        *messages("Sales", [14.5, 15.6, 9_000_000.2], prefix="a"),
+        *messages("Acme.Sales", [14.2, 16.1, 70_000.5], prefix="b"),
     ]
     old.send(batch)
     began = datetime.now(UTC)
@@ -149,7 +149,7 @@ def test_between_two_virtual_hosts(
         hook.migrate(hook, there)
     there.install(["Acme.Sales"], create_destinations=True)
     # the first one is due only when it has been moved
-    batch = messages("Acme.Sales", [8.5, 1000.25])
+    batch = messages("Acme.Sales", [16.5, 1000.25])
     (stray,) = messages("only-here", [1000], prefix="x")
     hook.send([*batch, stray])
     report = there.migrate(hook, "delayed")

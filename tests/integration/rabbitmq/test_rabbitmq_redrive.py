@@ -52,7 +52,7 @@ def hook(hook: RabbitMQDelayHook, vhost: VirtualHost) -> RabbitMQDelayHook:
 
 def strand(hook: RabbitMQDelayHook, vhost: VirtualHost, waiting: int = 6) -> None:
     """Have destinations deleted while messages for them wait."""
-    hook.send([*messages("Acme.Sales", [3] * 4, prefix="s"), *messages("gone", [3] * 2, prefix="g")])
+    hook.send([*messages("Acme.Sales", [6] * 4, prefix="s"), *messages("gone", [6] * 2, prefix="g")])
     with vhost.channel() as channel:
         for queue in ("Acme.Sales", "gone"):
             channel.queue_delete(queue)

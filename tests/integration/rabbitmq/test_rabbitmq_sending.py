@@ -26,13 +26,13 @@ Connect = Callable[..., str]
 
 def test_a_destination_that_is_full(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
     """Each message is either confirmed and there, or named."""
-    hook = using(confirm_timeout=2)
+    hook = using(confirm_timeout=12)
     vhost.declare("full", **{"x-queue-type": "classic", "x-max-length": 5, "x-overflow": "reject-publish"})
     vhost.declare("orders")
     batch = [*messages("orders", [0] * 3, prefix="o"), *messages("full", [0] * 20)]
     with pytest.raises(
         SendFailed,
-        match=r"confirmed \d+ messages and not \d+: .*refused by the broker \d+ times in \d s \(confirm_timeout 2 s\)",
+        match=r"confirmed \d+ messages and not \d+: .*refused by the broker \d+ times in \d+ s \(confirm_timeout 12 s",
     ) as error:
         hook.send(batch)
     confirmed = error.value.report.by_destination

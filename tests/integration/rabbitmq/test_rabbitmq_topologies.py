@@ -173,7 +173,7 @@ def test_kombu_accepts_it_with_our_policy_for_what_is_unroutable(
     vhost.manage("DELETE", "policies/{vhost}/celery_delayed_unroutable")
     hook.install(["orders"], unroutable_policy=True)
     delivery.declare_native_delayed_delivery_exchanges_and_queues(kombu, "quorum")
-    hook.send(messages("orders", [1] * 3))
+    hook.send(messages("orders", [10] * 3))
     with vhost.channel() as channel:
         channel.queue_delete("orders")
     eventually(lambda: hook.waiting().unroutable == 3)

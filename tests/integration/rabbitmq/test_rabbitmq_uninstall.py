@@ -135,7 +135,7 @@ def test_a_policy_keeps_what_is_unroutable(
     again = hook.install(["gone"], unroutable_policy=True)
     assert set(again.counts()) == {"ok"}
 
-    hook.send(messages("gone", [3, 4, 0]))
+    hook.send(messages("gone", [9, 10, 0]))
     with vhost.channel() as channel:
         channel.queue_delete("gone")
         if topology == "nservicebus":

@@ -11,6 +11,7 @@ from support.rabbitmq import VirtualHost, eventually, messages
 from airflow_delayed.delivery import State, TopologyReport
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.message import utcnow
 
 Connect = Callable[..., str]
 
@@ -138,7 +139,9 @@ def test_a_full_destination_is_named_and_what_is_stuck_is_counted(
     for number in range(2):
         hook.send(messages("small", [0], prefix=f"due{number}-"))
         vhost.until(small=number + 1)
-    hook.send(messages("small", [1] * 20, prefix="small"))
+    # into the level, however slow the machine is
+    start = utcnow()
+    RabbitMQDelayHook(hook.conn_id, clock=lambda: start).send(messages("small", [1] * 20, start=start, prefix="small"))
     eventually(lambda: stuck(vhost, "delayed.hex.0000001") > 0)
     # a queue that was just made has no statistics, and that is not taken for 0
     eventually(lambda: hook.waiting().stuck is not None)
@@ -173,7 +176,7 @@ def test_what_a_slow_broker_was_not_asked_is_unknown(
 def test_what_became_unroutable_is_told(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
     hook = using()
     hook.install(["gone"], create_destinations=True)
-    hook.send(messages("gone", [3] * 5))
+    hook.send(messages("gone", [9] * 5))
     with vhost.channel() as channel:
         channel.queue_delete("gone")
     eventually(lambda: hook.waiting().unroutable == 5)

@@ -318,16 +318,16 @@ def test_an_event_that_is_never_stored_is_fired_again(vhost: VirtualHost, queue:
 def test_a_watcher_that_is_cancelled_while_it_connects_leaves_nothing_open(
     vhost: VirtualHost, queue: str, connect: Connect
 ) -> None:
-    async def watch(port: int) -> None:
-        connect("silent", **{**vhost.connection, "host": "127.0.0.1", "port": port})
+    async def watch(silent: socket.socket) -> socket.socket:
+        connect("silent", **{**vhost.connection, "host": "127.0.0.1", "port": silent.getsockname()[1]})
         async with triggerer(watcher(queue, "silent")):
-            await asyncio.sleep(0.3)
-
-    with socket.create_server(("127.0.0.1", 0), backlog=16) as silent:
-        asyncio.run(watch(silent.getsockname()[1]))
-        taken, _ = silent.accept()
-        with taken:
+            taken, _ = await asyncio.to_thread(silent.accept)
             taken.settimeout(SECONDS)
             # the greeting, and then the end
-            assert taken.recv(100).startswith(b"AMQP")
+            assert (await asyncio.to_thread(taken.recv, 100)).startswith(b"AMQP")
+        return taken
+
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as silent:
+        silent.settimeout(SECONDS)
+        with asyncio.run(watch(silent)) as taken:
             assert taken.recv(100) == b""

@@ -84,6 +84,8 @@ def test_one_that_never_answers_is_not_waited_for(
     store: Store, airflow_db: None, connect, monkeypatch: pytest.MonkeyPatch, tmp_path
 ):
     store.installed()
+    # none of the calls ends by itself meanwhile
+    monkeypatch.setattr("airflow_delayed.store.network.CONNECT_SECONDS", 120)
     with silent() as port, serving(tmp_path, HookPool(seconds=0.3)) as page:
         connect("silent", f"postgresql://somebody:secret@127.0.0.1:{port}/nothing")
         monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", f"silent,{store.conn_id}")

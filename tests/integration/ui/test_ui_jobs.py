@@ -186,7 +186,8 @@ def test_few_jobs_work_at_once_and_few_are_kept(
     with hook.engine.begin() as connection:
         connection.execute(table.update().where(table.c.Seq == int(last["job"])).values(State="bogus"))
     assert page.get(f"{top}/jobs")["jobs"][0]["state"] == "failed"
-    assert page.get("/api/v1/live", store=store.conn_id)["error"] is None
+    # too slow is no error of the row
+    eventually(lambda: page.get("/api/v1/live", store=store.conn_id)["error"] is None)
     # a job that is kept no longer ends all the same, and the audit has each
     assert len(list(hook.audit())) == 4
 

@@ -51,7 +51,7 @@ def test_a_connection_that_hangs_holds_up_nothing(store: Store, page: Page, monk
     hook.send([message("m", hook.now() + HOUR)])
     # so that only what hangs takes long
     page.get("/api/v1/live", "op", store=store.conn_id)
-    monkeypatch.setattr("airflow_delayed.ui.api_live.PATIENCE", 2)
+    monkeypatch.setattr("airflow_delayed.ui.api_live.PATIENCE", 8)
     page.pool.invalidate_store(store.conn_id)
     end = Event()
 

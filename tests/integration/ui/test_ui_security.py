@@ -113,6 +113,8 @@ def shown(store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch) ->
     connect("sqs", conn_type="aws", login="x", password="secret password", extra=extra)
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "rabbitmq")
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_SQS", "sqs:q")
+    # a busy machine may take longer than the page waits
+    monkeypatch.setattr("airflow_delayed.ui.api_live.PATIENCE", 60)
     hook = store.installed()
     hook.send([message("m", LATER, headers={"h": "secret header"}, body=b"secret body")])
     list(hook.begin_job("cancel", {}, actor="user op", tag="of no message"))
