@@ -23,7 +23,6 @@ from airflow_delayed.operators.change import (
 )
 from airflow_delayed.operators.pause import DelayedPauseOperator, DelayedUnpauseOperator
 from airflow_delayed.operators.send import DelayedSendOperator
-from airflow_delayed.store import bulk_changes
 
 KINDS = {
     "cancel": DelayedCancelOperator,
@@ -141,7 +140,7 @@ def test_what_is_being_delivered_is_worth_a_retry(store: Store, hook: DelayedSto
 def test_of_many_messages_the_log_says_how_many_are_changed(
     store: Store, hook: DelayedStoreHook, log, caplog, monkeypatch
 ):
-    monkeypatch.setattr(bulk_changes, "LOGGED_EVERY", 0.0)
+    monkeypatch.setattr("airflow_delayed.store.bulk_changes.LOGGED_EVERY", 0.0)
     due, ids = hook.now() + DAY, [f"m{number:04}" for number in range(2130)]
     hook.send([message(one, due, tag="many") for one in ids])
     done = changed(store, DelayedRescheduleOperator, tag="many", delay=5 * 86_400)
