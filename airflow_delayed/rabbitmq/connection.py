@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 import logging
 import math
+import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -439,12 +440,18 @@ def describe_error(error: BaseException, host: Parameters | None = None) -> str:
             return _closed_by_broker(cause.reply_code, cause.reply_text, host)
         for kind, text in known:
             if isinstance(cause, kind):
-                return text
+                return _LIMIT_REACHED if _LIMIT.search(repr(cause)) else text
     last = causes[-1]
     return str(last) or type(last).__name__
 
 
 _NO_ANSWER = "no answer in time; check host, port and firewall"
+#: RabbitMQ's words for a virtual host or a user that has as many connections as it may have.
+_LIMIT = re.compile(r"connection limit \(\d+\) is reached")
+_LIMIT_REACHED = (
+    "the virtual host or the user has as many connections as it may have: raise its limit max-connections, or close"
+    " connections of others"
+)
 _CLIENT_CERTIFICATE = (
     "it may demand a client certificate, by an authority that it knows (certfile, keyfile); check the port too"
 )

@@ -158,7 +158,13 @@ def judge(
             yield _overdue(conn_id, name, mine)
 
 
-_OF_SENDING = (TroubleKind.CONNECTION, TroubleKind.REFUSED, TroubleKind.MISSING, TroubleKind.CANARY)
+_OF_SENDING = (
+    TroubleKind.CONNECTION,
+    TroubleKind.REFUSED,
+    TroubleKind.MISSING,
+    TroubleKind.FAILING,
+    TroubleKind.CANARY,
+)
 
 
 def _troubles(seen: Sequence[DispatcherSeen]) -> list[Trouble]:
@@ -220,25 +226,39 @@ def _of_destinations(
 ) -> Iterator[Finding]:
     """Report destinations that take no messages, or are not there."""
     for number, (destination, trouble) in enumerate(troubles.items()):
-        missing = trouble.kind is TroubleKind.MISSING
         others = len(troubles) - number - 1 if number == _MOST_DESTINATIONS - 1 else 0
         waits = [one for one in late if one.destination == destination]
+        to = f"--store-conn-id {quote(conn_id)} --destination {quote(destination)}"
+        what, why, remedy = {
+            TroubleKind.MISSING: (
+                "it is not there",
+                "its messages are given up, and kept as failed ones",
+                f"make it: airflow delayed install --conn-id {quote(name)} --queue {quote(destination)}; then retry"
+                f" what was given up: airflow delayed retry {to}",
+            ),
+            TroubleKind.REFUSED: (
+                "it takes no messages",
+                _waits(waits),
+                "look whether its consumers are at work: the queue may be full, or without a leader; dispatchers try"
+                " again every 10 s, and use up no retries",
+            ),
+            TroubleKind.FAILING: (
+                "all its messages fail",
+                _waits(waits),
+                "repair what the text names, such as a right of the connection's user or a limit of the broker;"
+                " messages are tried again by themselves. What was given up meanwhile is kept: airflow delayed retry"
+                f" {to}",
+            ),
+        }[trouble.kind]
         yield Finding(
             state=State.BLOCKED if now - trouble.since >= _FAILS_AFTER else State.WARNING,
             resource=f"destination {destination!r} of connection {name!r}"
             + (f", and {others} others" if others else ""),
-            found=f"it is not there since {_text(trouble.since)}: {trouble.reason}"
-            if missing
-            else f"it takes no messages since {_text(trouble.since)}: {trouble.reason}",
+            found=f"{what} since {_text(trouble.since)}: {trouble.reason}",
             destination=destination,
-            code="destination-missing" if missing else "destination-refuses",
-            why="its messages are given up, and kept as failed ones" if missing else _waits(waits),
-            remedy=f"make it: airflow delayed install --conn-id {quote(name)} --queue {quote(destination)}; then retry"
-            f" what was given up: airflow delayed retry --store-conn-id {quote(conn_id)} --destination"
-            f" {quote(destination)}"
-            if missing
-            else "look whether its consumers are at work: the queue may be full, or without a leader; dispatchers try"
-            " again every 10 s, and use up no retries",
+            code="destination-missing" if trouble.kind is TroubleKind.MISSING else "destination-refuses",
+            why=why,
+            remedy=remedy,
             deliver_conn_id=name,
             since=trouble.since,
         )
@@ -279,9 +299,13 @@ def _throttled(conn_id: str, rate: DestinationRate, found: str) -> Finding:
 def _pause(runs: Sequence[DispatcherSeen]) -> timedelta:
     """Return how long messages may wait for the next run of a dispatcher that ended in good order.
 
+    Runs of a DAG come at intervals. A service comes again at once, if at all.
+
     :param runs: of one connection, the one seen last first.
     """
-    starts = sorted((one.started_at for one in runs[:_RUNS]), reverse=True)
+    if runs[0].dag_id is None:
+        return _COMES_AGAIN
+    starts = sorted((one.started_at for one in runs[:_RUNS] if one.dag_id is not None), reverse=True)
     gaps = sorted(later - earlier for later, earlier in pairwise(starts))
     return max(_COMES_AGAIN, 2 * gaps[len(gaps) // 2] if gaps else timedelta(0))
 
@@ -324,7 +348,7 @@ def _why_no_dispatcher(
         return (
             f"its dispatcher gave its last sign of life at {last}: it was killed, it hangs, or it cannot write to the"
             " database",
-            f"look into the log of that task; then {start}",
+            f"look into the log of that {'service' if serving[0].dag_id is None else 'task'}; then {start}",
         )
     if serving and serving[0].ended_at is not None:
         return f"no dispatcher has been at work for it since {_text(serving[0].ended_at)}", start

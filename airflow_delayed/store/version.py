@@ -108,8 +108,14 @@ def environment_difference(connection: Connection, tables: Tables, conn_id: str,
     state = State.BLOCKED
     if here is None:
         state = State.WARNING
-        found = f"it is of environment {name!r}, and [delayed] environment is not set here: dispatchers do not compare"
-        remedy = f"set it, on hosts of {name!r} to this name"
+        found = (
+            f"it is of environment {name!r}, and [delayed] environment is not set here: a dispatcher of this host would"
+            " not compare, and one of a host with another name takes no message"
+        )
+        remedy = (
+            f"set the option to {name!r} on the hosts that this store belongs to. If it was named so by mistake:"
+            f" {_environment(conn_id, tables, 'NAME')} gives it another name"
+        )
     elif name is None:
         found = f"it has no name, and [delayed] environment is {here!r} here: no dispatcher takes a message"
         remedy = f"if it is no copy of another environment's store, name it: {_environment(conn_id, tables, here)}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import select
+from support.rabbitmq import eventually
 from support.standing import give_up, mark_dispatched
 from support.stores import Store, Transport, message
 
@@ -78,6 +80,24 @@ def test_a_dispatcher_that_is_silent_has_ended_or_is_at_work(store: Store, silen
     assert list(found(hook)) == ([code] if code else [])
 
 
+@pytest.mark.parametrize("dag_id, code", [("dispatch", None), (None, "no-dispatcher")])
+def test_a_run_of_a_dag_comes_again_and_a_service_does_not(store: Store, dag_id: str | None, code: str | None):
+    """Both began three times within four hours, and ended in good order some minutes ago."""
+    hook = store.installed()
+    for _ in range(3):
+        store.dispatcher(hook, Transport()).run()
+    ended = hook.now() - timedelta(minutes=5)
+    table = hook.tables.dispatchers
+    with hook.engine.begin() as connection:
+        ids = connection.execute(select(table.c.Id)).scalars().all()
+        for hours, name in enumerate(ids):
+            began = ended - timedelta(hours=2 * hours, minutes=1)
+            values = {"StartedAt": began, "SeenAt": ended, "EndedAt": ended, "DagId": dag_id}
+            connection.execute(table.update().where(table.c.Id == name).values(**values))
+    send(hook, "late", 120 * SECOND)
+    assert list(found(hook)) == ([code] if code else [])
+
+
 def test_a_dispatcher_at_work_that_does_not_list_the_connection(store: Store):
     hook = store.installed()
     store.dispatcher(hook, Transport(), deliver_conn_ids=["another"]).run()
@@ -113,6 +133,29 @@ def test_messages_that_a_dispatcher_holds_or_tries_again_later_are_overdue_too(s
     assert hook.counts().overdue == 2
     (late,) = hook.condition().lateness
     assert (late.conn_id, late.destination, late.overdue, late.late_seconds >= 90) == ("broker", "q", 2, True)
+
+
+def test_a_destination_of_which_all_messages_fail_is_named_with_the_reason(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("airflow_delayed.store.dispatch.dispatcher.HEARTBEAT", 0.05)
+    hook, transport = store.installed(), Transport(refused={"a1", "a2", "b1"})
+    late = hook.now() - 11 * SECOND
+    hook.send(message(name, late, destination=name[0]) for name in ("a1", "a2", "b1", "b2"))
+    made = store.dispatcher(hook, transport)
+    made.once()
+    eventually(lambda: "destination-refuses" in found(hook))
+    (finding,) = (one for one in hook.health() if one.code == "destination-refuses")
+    # of b one was delivered
+    assert finding.destination == "a"
+    assert finding.what.startswith("all its messages fail since ")
+    assert "refused" in finding.what
+    assert "2 overdue" in str(finding.why)
+    assert f"airflow delayed retry --store-conn-id {hook.conn_id} --destination a" in str(finding.remedy)
+    # one that is delivered takes it back
+    transport.refused.clear()
+    hook.send([message("a3", late, destination="a")])
+    eventually(lambda: made.once() and "destination-refuses" not in found(hook))
 
 
 def test_failed_messages_are_named(store: Store):

@@ -120,8 +120,23 @@ class DispatchFailed(DelayedError):
 
 #: Gets a connection and the outcome of one of its batches, in the thread that settled it.
 Meter = Callable[[str, BatchOutcome], object]
+#: Seconds after the last attempt for which it is a trouble of the present that all messages of a destination fail.
+FAILING_FOR = 10.0
 #: The most reasons in the error of a run.
 KEPT_REASONS = 1000
+
+
+@dataclass(slots=True)
+class _Failures:
+    """The failures of a destination's messages since one was delivered."""
+
+    since: datetime
+    #: The next attempt of the last message, or when it was given up.
+    last: datetime
+    reason: str
+    first_id: str
+    #: More than one message has failed: it is not that message alone.
+    several: bool = False
 
 
 class DispatchCounter:
@@ -132,6 +147,8 @@ class DispatchCounter:
         self.failures: dict[str, str] = {}
         self.conn_id = conn_id
         self._meters = meters
+        #: By destination.
+        self._failing: dict[str, _Failures] = {}
 
     def take(self) -> tuple[DispatchReport, dict[str, str]]:
         """Return the counts and the reasons of given-up messages, and reset both."""
@@ -157,6 +174,8 @@ class DispatchCounter:
         for meter in self._meters:
             meter(self.conn_id, outcome)
         self.count(outcome)
+        if self._failing or outcome.retry or outcome.failed:
+            self._note_failures(outcome)
         if outcome.retry:
             first = min(outcome.retry, key=lambda planned: planned.next_try)
             self._warn(
@@ -172,6 +191,33 @@ class DispatchCounter:
             row, reason = outcome.failed[0]
             self._warn(f"{len(outcome.failed):,} messages are given up, such as {shortened(row['Id'])}: {reason}")
 
+    def failing(self, conn_id: str | None, now: datetime) -> dict[str, Trouble]:
+        """Return by name the destinations of which all messages fail, several of them; from any thread.
+
+        :param conn_id: None for queue tables.
+        """
+        return {
+            name: Trouble(
+                kind=TroubleKind.FAILING, conn_id=conn_id, destination=name, since=one.since, reason=one.reason
+            )
+            for name, one in list(self._failing.items())
+            if one.several and (now - one.last).total_seconds() < FAILING_FOR
+        }
+
+    def _note_failures(self, outcome: BatchOutcome) -> None:
+        assert outcome.at is not None
+        delivered = {row["Destination"] for row in outcome.removed}
+        for name in delivered & self._failing.keys():
+            del self._failing[name]
+        failed = [(one.row, one.reason, one.next_try) for one in outcome.retry if one.counted]
+        failed += [(row, reason, outcome.at) for row, reason in outcome.failed]
+        for row, reason, last in failed:
+            if (name := row["Destination"]) in delivered:
+                continue
+            one = self._failing.setdefault(name, _Failures(outcome.at, last, reason, row["Id"]))
+            one.last, one.reason = max(one.last, last), reason
+            one.several = one.several or row["Id"] != one.first_id
+
     def _warn(self, text: str) -> None:
         log.warning("connection %r: %s", self.conn_id, text)
 
@@ -185,6 +231,8 @@ class TroubleKind(str, Enum):
     REFUSED = "refused"
     #: Send to a destination that is not there, or that the login has no right to; its messages are given up.
     MISSING = "missing"
+    #: Send any message to a destination; each has a reason of its own, and is tried again or given up.
+    FAILING = "failing"
     #: Work in the store's database.
     DATABASE = "database"
     #: Send and settle messages before their leases end.

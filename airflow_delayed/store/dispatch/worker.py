@@ -219,6 +219,14 @@ class _Resting:
                 )
 
 
+def _troubles(conn_id: str | None, resting: _Resting, counter: DispatchCounter, now: datetime) -> list[Trouble]:
+    """Return destinations that take no messages or are missing, and others of which all messages fail."""
+    found, failing = resting.troubles(conn_id, now), counter.failing(conn_id, now)
+    for one in found:
+        failing.pop(one.destination or "", None)
+    return [*found, *failing.values()][:MOST_TROUBLES]
+
+
 class ConnectionWorker:
     """Dispatches the messages of one connection.
 
@@ -286,7 +294,7 @@ class ConnectionWorker:
         """Return what it cannot do now: send anything, or to some destinations; from any thread."""
         since = self._breaker.failing_since
         if since is None:
-            return self._resting.troubles(self.conn_id, now)
+            return _troubles(self.conn_id, self._resting, self.counter, now)
         return [Trouble(kind=TroubleKind.CONNECTION, conn_id=self.conn_id, since=since, reason=self._breaker.last)]
 
     def renew(self, transport: Delivery) -> None:
@@ -585,7 +593,7 @@ class QueueTableWorker:
 
     def troubles(self, now: datetime) -> list[Trouble]:
         """Return queue tables that take no messages; of their database the repository knows whether it fails."""
-        return self._resting.troubles(None, now)
+        return _troubles(None, self._resting, self.counter, now)
 
     def _move(self, limit: int, connection: Connection, now: datetime) -> tuple[BatchOutcome, int, ClaimTurns]:
         repository = self._repository

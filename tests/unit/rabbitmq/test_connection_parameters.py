@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pika import ConnectionParameters
 from pika.credentials import ExternalCredentials, PlainCredentials
-from pika.exceptions import ConnectionClosedByBroker
+from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError
 from support.certificates import Authority, Files
 
 from airflow_delayed.errors import TransportUnavailable
@@ -328,3 +328,11 @@ def test_a_binding_that_the_broker_cannot_make_is_explained() -> None:
         "the broker could not do it (INTERNAL_ERROR - Could not add binding due to timeout). Has it lost its quorum?"
         " 'airflow delayed doctor' shows it"
     )
+
+
+def test_a_limit_of_connections_is_no_missing_right():
+    closed = ConnectionClosedByBroker(
+        530, "NOT_ALLOWED - access to vhost '/' refused for user 'guest': connection limit (1) is reached"
+    )
+    assert "raise its limit max-connections" in describe_error(ProbableAccessDeniedError(repr(closed)))
+    assert "has no rights in it" in describe_error(ProbableAccessDeniedError("NOT_ALLOWED - access to vhost refused"))
