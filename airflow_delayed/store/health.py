@@ -351,7 +351,8 @@ def _why_no_dispatcher(
             f"look into the log of that {'service' if serving[0].dag_id is None else 'task'}; then {start}",
         )
     if serving and serving[0].ended_at is not None:
-        return f"no dispatcher has been at work for it since {_text(serving[0].ended_at)}", start
+        others = f"; those at work deliver through {_names(at_work, conn_id)} alone" if at_work else ""
+        return f"no dispatcher has been at work for it since {_text(serving[0].ended_at)}{others}", start
     if at_work:
         return f"the dispatchers at work deliver through {_names(at_work, conn_id)} alone", start
     others = f"; the last dispatchers delivered through {_names(seen, conn_id)}" if seen else ""

@@ -70,6 +70,8 @@ _SILENT = ("too_slow", "busy")
 #: Seconds for which messages must be past their time in a delay queue to be stuck there: a broker that has just started
 #: still moves them.
 STUCK_AFTER = timedelta(seconds=10)
+#: A connection that answers late is an error after so long, in which it is asked again; until then a warning.
+SILENT_AFTER = timedelta(seconds=4)
 
 
 class Cause(FindingResponse):
@@ -337,9 +339,11 @@ def _unanswered(connection: PageConnection, error: ApiError, since: datetime | N
     silent = error.code in _SILENT
     away = silent or error.code == "unreachable"
     finding = diagnosis.no_answer(connection.connection_id, error.message, away=away, silent=silent)
+    # one late answer may be this server's own fault
+    surely = finding.code != "silent" or (since is not None and utcnow() - since >= SILENT_AFTER)
     return Cause(
         code="missing" if error.code == "not_ready" else str(finding.code),
-        severity=finding.severity,
+        severity=finding.severity if surely else "warning",
         where=finding.where,
         # each look ends in another way
         what=f"{finding.where} does not answer" if finding.code == "silent" else finding.what,

@@ -37,7 +37,7 @@ def test_rabbitmq(page: Page, empty_vhost: VirtualHost, connect):
     assert page.error("GET", "/api/v1/rabbitmq/nobody/summary") == (503, "unreachable")
     assert page.error("GET", "/api/v1/rabbitmq/rabbit/summary") == (409, "not_ready")
     hook.install(["orders", "gone"], create_destinations=True)
-    hook.send([*messages("orders", [3000] * 2, prefix="o"), *messages("gone", [3] * 3, prefix="g")])
+    hook.send([*messages("orders", [3000] * 2, prefix="o"), *messages("gone", [6] * 3, prefix="g")])
     with empty_vhost.channel() as channel:
         channel.queue_delete("gone")
     eventually(lambda: empty_vhost.count("delayed.hex.unroutable") == 3)
@@ -73,6 +73,29 @@ def test_rabbitmq(page: Page, empty_vhost: VirtualHost, connect):
     events = logged("delayed_deliveries.redrive")
     assert events[-3] == ("op", about + ', "moved": 0, "remaining": {"destination \'gone\': missing": 3}}')
     assert events[-1] == ("op", about + ', "moved": 3, "remaining": {}}')
+
+
+def test_an_exchange_that_is_missing_is_a_cause(
+    page: Page, empty_vhost: VirtualHost, connect, monkeypatch: pytest.MonkeyPatch
+):
+    """Messages wait in the levels before it, and their destinations are well."""
+    monkeypatch.setattr("airflow_delayed.ui.api_brokers.VERIFY_KEPT", (0.0, 0.0))
+    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "rabbit")
+    hook = RabbitMQDelayHook(connect("rabbit", **empty_vhost.connection))
+    hook.install([])
+
+    def causes() -> list[dict[str, str]]:
+        found = page.get("/api/v1/health", "op")["causes"]
+        return [one for one in found if one["connection_id"] == "rabbit"]
+
+    eventually(lambda: causes() == [])
+    empty_vhost.manage("DELETE", "exchanges/{vhost}/delayed.hex.last-1")
+    eventually(lambda: [(one["code"], one["severity"]) for one in causes()] == [("missing", "error")])
+    (cause,) = causes()
+    assert cause["where"] == "exchange delayed.hex.last-1"
+    assert "airflow delayed install --conn-id rabbit" in cause["remedy"]
+    hook.install([])
+    eventually(lambda: causes() == [])
 
 
 def test_a_missing_queue_is_created_by_who_may_edit_the_connection(page: Page, empty_vhost: VirtualHost, connect):

@@ -32,18 +32,19 @@ def differs(number: int) -> Finding:
     )
 
 
-def test_only_what_differs_is_taken_once_for_each_kind(monkeypatch: pytest.MonkeyPatch):
+def test_what_is_missing_or_differs_is_taken_once_for_each_kind(monkeypatch: pytest.MonkeyPatch):
     transport = Transport(
         # without a management API
         Finding(state=State.UNKNOWN, resource="bindings", found="it cannot be reached", code="binding"),
+        Finding(state=State.MISSING, resource="exchange delayed.hex.last-1"),
         # in the figures already
-        Finding(state=State.MISSING, resource="queue delayed.hex.0000009"),
         Finding(state=State.BLOCKED, resource="queues", found="no quorum", code="no-quorum"),
         *map(differs, range(3)),
         Finding(state=State.MISSING, resource="binding a -> b", code="binding"),
     )
     monkeypatch.setattr(api_brokers, "delivery_for", lambda conn_id: transport)
-    argument, binding = api_brokers._differing("rabbit")
+    missing, argument, binding = api_brokers._differing("rabbit")
+    assert (missing.code, missing.where) == ("missing", "exchange delayed.hex.last-1")
     assert argument.where == "queue delayed.hex.0000000 x-queue-type, and 2 others"
     assert argument.what == "wanted 'quorum', found 'classic'"
     assert "replace=True" in str(argument.remedy)
