@@ -174,8 +174,9 @@ class DispatchCounter:
         for meter in self._meters:
             meter(self.conn_id, outcome)
         self.count(outcome)
-        if self._failing or outcome.retry or outcome.failed:
-            self._note_failures(outcome)
+        # what was not tried has no time
+        if outcome.at is not None and (self._failing or outcome.retry or outcome.failed):
+            self._note_failures(outcome, outcome.at)
         if outcome.retry:
             first = min(outcome.retry, key=lambda planned: planned.next_try)
             self._warn(
@@ -204,17 +205,16 @@ class DispatchCounter:
             if one.several and (now - one.last).total_seconds() < FAILING_FOR
         }
 
-    def _note_failures(self, outcome: BatchOutcome) -> None:
-        assert outcome.at is not None
+    def _note_failures(self, outcome: BatchOutcome, now: datetime) -> None:
         delivered = {row["Destination"] for row in outcome.removed}
         for name in delivered & self._failing.keys():
             del self._failing[name]
         failed = [(one.row, one.reason, one.next_try) for one in outcome.retry if one.counted]
-        failed += [(row, reason, outcome.at) for row, reason in outcome.failed]
+        failed += [(row, reason, now) for row, reason in outcome.failed]
         for row, reason, last in failed:
             if (name := row["Destination"]) in delivered:
                 continue
-            one = self._failing.setdefault(name, _Failures(outcome.at, last, reason, row["Id"]))
+            one = self._failing.setdefault(name, _Failures(now, last, reason, row["Id"]))
             one.last, one.reason = max(one.last, last), reason
             one.several = one.several or row["Id"] != one.first_id
 

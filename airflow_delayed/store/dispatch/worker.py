@@ -335,8 +335,10 @@ class ConnectionWorker:
         idle = Event()
         idle.set()
         sent: list[ClaimedBatch] = []
+        settled = False
         claimed = self._settle_and_claim([], idle)
-        while claimed or sent:
+        # what is settled may let others be claimed
+        while claimed or sent or settled:
             idle.clear()
             began, full = self._repository.monotonic(), self._is_full(claimed)
             following = threads.submit(self._settle_and_claim, sent, idle)
@@ -352,6 +354,7 @@ class ConnectionWorker:
                 self._count([batch for batch in claimed if batch.finished])
             if full and error is None:
                 _note_full(claimed, self._repository.monotonic() - began)
+            settled = any(batch.finished for batch in claimed)
             sent, claimed = [batch for batch in claimed if not batch.finished], following.result()
             if self._repository.recovery_breaker.tripped:
                 self._settle(sent)
@@ -369,7 +372,7 @@ class ConnectionWorker:
             if self.unavailable or self._repository.stop.is_set():
                 return
             self._repository.sleep(min(self._backoff.next(), self._breaker.remaining))
-            sent, claimed = [], self._settle_and_claim([], idle)
+            settled, sent, claimed = False, [], self._settle_and_claim([], idle)
 
     def _is_full(self, claimed: Sequence[ClaimedBatch]) -> bool:
         """Return whether the last claim took all that it might, and nothing that has to wait for its time."""
