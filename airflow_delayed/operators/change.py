@@ -103,7 +103,8 @@ def message_ids(value: Any) -> list[str]:
             ids.append(one)
         else:
             raise InputError(f"ids= has a {type(one).__name__}, or an empty text, among them; each id is a text")
-    return ids
+    # who counts them counts each once
+    return list(dict.fromkeys(ids))
 
 
 def sent_by(value: SentBy | Mapping[str, Any]) -> SentBy:

@@ -231,19 +231,19 @@ def _of_destinations(
         to = f"--store-conn-id {quote(conn_id)} --destination {quote(destination)}"
         what, why, remedy = {
             TroubleKind.MISSING: (
-                "it is not there",
+                "it is not there since ",
                 "its messages are given up, and kept as failed ones",
                 f"make it: airflow delayed install --conn-id {quote(name)} --queue {quote(destination)}; then retry"
                 f" what was given up: airflow delayed retry {to}",
             ),
             TroubleKind.REFUSED: (
-                "it takes no messages",
+                "it takes no messages since ",
                 _waits(waits),
                 "look whether its consumers are at work: the queue may be full, or without a leader; dispatchers try"
                 " again every 10 s, and use up no retries",
             ),
             TroubleKind.FAILING: (
-                "all its messages fail",
+                "all its messages fail since ",
                 _waits(waits),
                 "repair what the text names, such as a right of the connection's user or a limit of the broker;"
                 " messages are tried again by themselves. What was given up meanwhile is kept: airflow delayed retry"
@@ -254,7 +254,7 @@ def _of_destinations(
             state=State.BLOCKED if now - trouble.since >= _FAILS_AFTER else State.WARNING,
             resource=f"destination {destination!r} of connection {name!r}"
             + (f", and {others} others" if others else ""),
-            found=f"{what} since {_text(trouble.since)}: {trouble.reason}",
+            found=f"{what}{_text(trouble.since)}: {trouble.reason}",
             destination=destination,
             code="destination-missing" if trouble.kind is TroubleKind.MISSING else "destination-refuses",
             why=why,
