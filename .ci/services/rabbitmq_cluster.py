@@ -281,6 +281,7 @@ def _faketime() -> str:
     """Return the path of libfaketime, installed if it is missing."""
     found = sorted(Path("/").glob(_FAKETIME[1:]))
     if not found:
-        packages.require(_FAKETIME, "libfaketime")
+        # the program comes with the library
+        packages.require("faketime", "faketime")
         found = sorted(Path("/").glob(_FAKETIME[1:]))
     return str(found[0])

@@ -75,7 +75,7 @@ def test_a_lost_quorum(cluster: Cluster, vhost: VirtualHost, page: Page) -> None
     reported, found = until(page, {"no-quorum"})
     (cause,) = (one for one in found["causes"] if one["code"] == "no-quorum")
     assert found["status"] == "failing"
-    assert "have no quorum" in str(cause)
+    assert "no quorum: half of the members or more do not run" in cause["what"]
     other.start()
     taken_back, _ = until(page, set())
     played("two of three nodes killed", reported, taken_back)
