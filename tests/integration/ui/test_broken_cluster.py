@@ -29,7 +29,7 @@ TITLE = "broken RabbitMQ clusters: seconds until reported, and until taken back"
 WANTED = 60.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with rabbitmq_cluster.running() as made:
         yield made
@@ -41,6 +41,7 @@ def vhost(
 ) -> Iterator[VirtualHost]:
     """A virtual host of the cluster, with the topology, which the page shows."""
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "rabbit")
+    cluster.restore()
     with virtual_host(cluster.nodes[0].url) as made:
         connect("rabbit", **{**made.connection, "host": cluster.hosts})
         RabbitMQDelayHook("rabbit").install(["orders"], create_destinations=True)
