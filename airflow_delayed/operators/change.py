@@ -103,7 +103,7 @@ def message_ids(value: Any) -> list[str]:
             ids.append(one)
         else:
             raise InputError(f"ids= has a {type(one).__name__}, or an empty text, among them; each id is a text")
-    # who counts them counts each once
+    # an id that is passed twice is one message
     return list(dict.fromkeys(ids))
 
 

@@ -110,7 +110,7 @@ def environment_difference(connection: Connection, tables: Tables, conn_id: str,
         state = State.WARNING
         found = (
             f"it is of environment {name!r}, and [delayed] environment is not set here: a dispatcher of this host would"
-            " not compare, and one of a host with another name takes no message"
+            " dispatch from it all the same; a dispatcher of a host with another name takes no message"
         )
         remedy = (
             f"set the option to {name!r} on the hosts that this store belongs to. If it was named so by mistake:"

@@ -152,7 +152,7 @@ def test_a_destination_of_which_all_messages_fail_is_named_with_the_reason(
     assert "refused" in finding.what
     assert "2 overdue" in str(finding.why)
     assert f"airflow delayed retry --store-conn-id {hook.conn_id} --destination a" in str(finding.remedy)
-    # one that is delivered takes it back
+    # a delivered message takes it back
     transport.refused.clear()
     hook.send([message("a3", late, destination="a")])
     eventually(lambda: made.once() and "destination-refuses" not in found(hook))

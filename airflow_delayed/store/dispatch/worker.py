@@ -390,7 +390,7 @@ class ConnectionWorker:
         """
         waits = (self._ahead and self._caught_up is not None) or self._repository.rate.limits
         if waits or self._repository.pauses.of(self.conn_id):
-            # settling waits neither for a claim that has to wait, nor for one that passes over many paused messages
+            # a claim may have to wait, or pass over many paused messages, and settling does not wait with it
             self._settle(sent)
             sent = ()
         if self._ahead and self._caught_up is not None:
