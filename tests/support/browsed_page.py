@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -103,13 +104,15 @@ def rows(page: chromium.Page) -> list[str]:
 
 
 def listed(page: chromium.Page, wanted: Callable[[list[str]], bool]) -> list[str]:
-    """Wait until the list is one that is wanted."""
-    page.wait_for(
-        "page.querySelector('#messages') && page.querySelector('#messages').getAttribute('aria-busy') === 'false'"
-    )
-    found = rows(page)
-    assert wanted(found), found
-    return found
+    """Wait until the list is complete, and is the wanted one."""
+    deadline = time.monotonic() + chromium.PATIENCE
+    while True:
+        page.wait_for("page.querySelector('#messages')?.getAttribute('aria-busy') === 'false'")
+        found = rows(page)
+        if wanted(found):
+            return found
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
 
 
 def find(page: chromium.Page, **fields: str) -> None:
@@ -119,7 +122,10 @@ def find(page: chromium.Page, **fields: str) -> None:
     page.evaluate("page.querySelectorAll('form.filter [name]').forEach(field => { field.value = '' })")
     for name, value in fields.items():
         page.evaluate(f"page.querySelector('form.filter [name={name}]').value = {json.dumps(value)}")
-    page.click("form.filter button", text="Find")
+    page.evaluate("page.querySelector('form.filter').dataset.before = ''")
+    # a search draws the form anew; the page may move just under the pointer, and then one clicks again
+    while page.evaluate("page.querySelector('form.filter').dataset.before === ''"):
+        page.click("form.filter button", text="Find")
 
 
 def look_up(page: chromium.Page, text: str, suggestion: str) -> None:

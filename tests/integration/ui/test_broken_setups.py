@@ -203,6 +203,9 @@ def queue_is_gone(world: World) -> Callable[[], object]:
             hook.install(["emails"], create_destinations=True)
         with closing(world.store.hook("rabbit")) as hook:
             hook.retry(destination="emails")
+            # a dispatcher may have been about to give up what it took before the queue was there
+            while "failed" in codes_of(world.until("the retry", lambda found: found["status"] != "failing")[1]):
+                hook.retry(destination="emails")
 
     return repair
 
