@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 NO_ANSWER = ("unreachable", "silent", "not-examined")
 #: Codes of what follows from that.
 _FOLLOWS = ("connection-fails", "destination-refuses", "overdue")
-#: The code of what follows from any error of a connection.
-_OF_ANY_ERROR = "canary"
+#: Codes of what follows from any error of a broker: a store's canary of it, and messages that stay in its levels.
+_CANARY, _STUCK = "canary", "stuck"
 #: What to do about a connection that gives no answer, by its code.
 _REMEDIES = {
     "unreachable": "look whether its server runs and can be reached, with the host and port that Airflow has for it"
@@ -41,6 +41,9 @@ _LOGIN = (
     "correct the login, the password or the schema that Airflow has for it under Admin, Connections, or give that user"
     " its rights; until then its messages wait"
 )
+_CROWDED = (
+    "RabbitMQ's management page shows under Connections which clients hold them; until one is free its messages wait"
+)
 _UNSTICK = "consume, or declare, the destination that verify and the doctor name (destination-full, missing, binding)"
 _REBALANCE = (
     "; on a cluster of RabbitMQ 3.10, after a leader was lost and when all queues are well: rabbitmq-queues rebalance"
@@ -50,6 +53,8 @@ _REBALANCE = (
 _TIMED_OUT = ("timeout expired", "timed out", "no answer in time")
 #: Words of the errors of brokers and databases that take the connection and refuse the user.
 _REFUSED_LOGIN = re.compile(r"password|authenticat|login|access denied|no rights|does not exist", re.IGNORECASE)
+#: Of the error of a RabbitMQ that takes no further connection of the user, or in the virtual host.
+_AT_LIMIT = "limit max-connections"
 #: By how much the clocks of a store and of this machine may differ.
 _TOLERANCE = timedelta(seconds=5)
 #: DAGs of a store's last dispatchers, at most, that are looked at.
@@ -136,22 +141,23 @@ def merged(found: Iterable[tuple[str, F]], join: Callable[[F, F], F]) -> list[tu
     follows: list[tuple[str, F]] = []
     everything = list(found)
     for conn_id, finding in everything:
-        is_consequence = any(_follows(finding, name, other) for name, other in everything)
+        is_consequence = any(_follows(conn_id, finding, name, other) for name, other in everything)
         (follows if is_consequence else kept).append((conn_id, finding))
-    for _, consequence in follows:
+    for name, consequence in follows:
         for number, (conn_id, finding) in enumerate(kept):
-            if _follows(consequence, conn_id, finding):
+            if _follows(name, consequence, conn_id, finding):
                 kept[number] = conn_id, join(finding, consequence)
                 break
     kept.sort(key=lambda one: SEVERITIES.index(one[1].severity))
     return kept
 
 
-def _follows(finding: Described, conn_id: str, other: Described) -> bool:
-    """Return whether a finding follows from another one, which is of the connection ``conn_id``."""
-    if finding.deliver_conn_id != conn_id:
+def _follows(conn_id: str, finding: Described, other_conn_id: str, other: Described) -> bool:
+    """Return whether a finding of a connection follows from another one, perhaps of another connection."""
+    broker = conn_id if finding.code == _STUCK else finding.deliver_conn_id
+    if broker != other_conn_id:
         return False
-    if finding.code == _OF_ANY_ERROR:
+    if finding.code in (_CANARY, _STUCK):
         return other.severity == "error"
     return finding.code in _FOLLOWS and other.code in NO_ANSWER
 
@@ -165,7 +171,9 @@ def no_answer(conn_id: str, text: str, *, away: bool, silent: bool = False) -> F
     """
     silent = silent or any(words in text for words in _TIMED_OUT)
     code = ("silent" if silent else "unreachable") if away else "not-examined"
-    remedy = _LOGIN if code == "unreachable" and _REFUSED_LOGIN.search(text) else _REMEDIES.get(code)
+    remedy = _REMEDIES.get(code)
+    if code == "unreachable":
+        remedy = _CROWDED if _AT_LIMIT in text else _LOGIN if _REFUSED_LOGIN.search(text) else remedy
     return Finding(state=State.BLOCKED, resource=f"connection {conn_id!r}", found=text, code=code, remedy=remedy)
 
 

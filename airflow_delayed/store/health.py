@@ -35,7 +35,7 @@ from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.records import UNREADABLE_HEADERS
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.version import environment_difference, version_difference
+from airflow_delayed.store.version import ENVIRONMENT, environment_difference, version_difference
 
 #: Codes of findings that have a dispatcher's own text, which may name hosts, logins and other users' DAGs.
 NAMES_HOSTS = frozenset(
@@ -104,6 +104,8 @@ def condition(
         *(one for one in recorded if one is not None),
         *clock_difference(conn_id, asked, now, answered),
     ]
+    if not any(one.at_work for one in seen):
+        findings = _of_environment(findings)
     next_due = {name or conn_id: due for name, due in waiting.items()}
     return StoreCondition(at=now, findings=findings, lateness=late_by_destination, next_due=next_due, pauses=paused)
 
@@ -433,6 +435,27 @@ def _not_coming(
             remedy=_start(conn_id, name),
             deliver_conn_id=name,
         )
+
+
+def _of_environment(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings, with messages that no dispatcher takes as a consequence of the environment, if that differs.
+
+    To start a dispatcher on this host would be wrong then: messages of a copy would reach real recipients.
+
+    :param findings: of a store without a dispatcher at work.
+    """
+    other = next((one for one in findings if one.code == ENVIRONMENT), None)
+    waiting = [one for one in findings if one.code == "no-dispatcher"]
+    if other is None or not waiting:
+        return [*findings]
+    found = some([f"{one.resource}: {one.found}" for one in waiting], separator="; ")
+    merged = replace(
+        other,
+        state=State.BLOCKED if any(one.state is State.BLOCKED for one in waiting) else other.state,
+        found=f"{other.found}; {found}",
+        since=min((one.since for one in waiting if one.since), default=None),
+    )
+    return [merged, *(one for one in findings if one is not other and one not in waiting)]
 
 
 def _missed_runs(connection: SqlConnection, tables: Tables) -> dict[str | None, list[str]]:

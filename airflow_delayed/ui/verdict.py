@@ -214,7 +214,7 @@ def _concerns(cause: Cause, one: DestinationVerdict) -> bool:
     if cause.pause is not None:
         wanted = {"destination": one.destination, "deliver_conn_id": one.conn_id}
         return cause.pause.selection.items() <= wanted.items()
-    if cause.code == "dispatcher-fails":
+    if cause.code in ("dispatcher-fails", "environment"):
         return one.overdue > 0
     if cause.deliver_conn_id != one.conn_id:
         return False
@@ -279,7 +279,7 @@ def _joined(cause: Cause, follows: Cause) -> Cause:
     """Return a cause with what follows from it."""
     since = min(filter(None, (cause.since, follows.since)), default=None)
     update = {"what": f"{cause.what} ({follows.why or follows.what})", "since": since}
-    return cause.model_copy(update={**update, "deliver_conn_id": follows.deliver_conn_id})
+    return cause.model_copy(update={**update, "deliver_conn_id": follows.deliver_conn_id or cause.deliver_conn_id})
 
 
 def _rights(names: Sequence[str], user: security.User) -> list[ConnectionRights | None]:

@@ -167,6 +167,12 @@ def test_without_the_option_nothing_is_compared(databases: Databases, hooks, mon
     assert [one for one in statements if "_version" in one] == []
     (finding,) = hook.health()
     assert (finding.code, finding.severity) == ("environment", "warning")
+    # nobody is led to start a dispatcher on a host without a name before it is known whose store this is
+    hook.send([message("late", PAST)])
+    (finding,) = hook.health()
+    assert (finding.code, finding.severity) == ("environment", "error")
+    assert "1 overdue" in finding.what
+    assert "airflow delayed dispatcher" not in str(finding.remedy)
     for wrong in ("", "x" * 251):
         with pytest.raises(ValueError, match="1 to 250 characters"):
             hook.set_environment(wrong)

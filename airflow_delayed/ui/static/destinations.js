@@ -26,8 +26,9 @@ export function destinations(lateness, { phone, connections }) {
 
 function item({ store_conn_id: name, conn_id: connection, destination, status, code, since, until, late_seconds: late, p99_seconds: p99, dispatched }, store) {
   const title = [connection, destination].filter(Boolean).join("/");
+  const word = status === "late" && !late && !code ? "late in the last 2 min" : WORDS[code] ?? status;
   const selections = selectionsOf({ destination, deliver_conn_id: connection });
-  return h("li", { class: status, title: `${title}, of store ${name}` }, h("strong", {}, title), ` ${WORDS[code] ?? status}`, until ? [" until ", time(until, clock)] : since && !OF_LATENESS.has(code) && [" since ", time(since, clock)],
+  return h("li", { class: status, title: `${title}, of store ${name}` }, h("strong", {}, title), ` ${word}`, until ? [" until ", time(until, clock)] : since && !OF_LATENESS.has(code) && [" since ", time(since, clock)],
     late > 0 ? `, ${span(late)} late` : dispatched > 0 && p99 !== null && `, ${p99 ? `99 % within ${p99 < SHORT ? `${Number(p99.toFixed(2))} s` : span(p99)}` : "on time"}`,
     store && status !== "paused" && [" ", h("button", { type: "button", class: "plain", "data-key": `pause ${name} ${title}`, "aria-label": `Pause ${title}`, onclick: () => pause(pathOf(store), selections) }, "Pause…")]);
 }

@@ -17,8 +17,8 @@ const PARTLY = "Partly delivering";
 const FIRST = 3;
 const ON_A_PHONE = 1;
 const phone = window.matchMedia("(max-width: 600px)");
-/** Causes that a connection's settings in Airflow may have. */
-const OF_SETTINGS = new Set(["unreachable", "silent", "not-examined", "connection-fails"]);
+/** Words of the remedy of a cause that a connection's settings in Airflow may have. */
+const OF_SETTINGS = "under Admin, Connections";
 const STARTED = 60_000; // ms for which a run that was started is named
 const TONES = { error: "error", warning: "warn", unknown: "warn" };
 
@@ -59,7 +59,7 @@ export function verdict(element, { find, retry, failed, connections }) {
     const button = (label, onclick) => h("button", { type: "button", "data-key": `${label} ${name} ${code} ${where}`, onclick }, label);
     const connection = connections().find((one) => one.connection_id === name && one.kind === kind);
     // of the connection that delivers: what is not on the page, Airflow decides on
-    const settings = OF_SETTINGS.has(code) && ((kind === "store" && deliver) || name);
+    const settings = remedy?.includes(OF_SETTINGS) && ((kind === "store" && deliver) || name);
     const mayEdit = connections().find((one) => one.connection_id === settings)?.may.edit ?? true;
     const broker = code === "destination-missing" ? brokerOf(deliver, destination) : code === "missing" && kind !== "store" ? brokerOf(name, queue) : null;
     // rows that cannot be read would fail again: then it names no retry

@@ -195,6 +195,13 @@ def login_is_refused(world: World) -> Callable[[], object]:
     return world.connect_rabbit
 
 
+def too_many_connections(world: World) -> Callable[[], object]:
+    limit = "vhost-limits/{vhost}/max-connections"
+    world.vhost.manage("PUT", limit, {"value": 0})
+    world.broker.cut()
+    return lambda: world.vhost.manage("DELETE", limit)
+
+
 def queue_is_gone(world: World) -> Callable[[], object]:
     world.vhost.manage("DELETE", "queues/{vhost}/emails")
 
@@ -406,6 +413,12 @@ CASES = (
     ),
     Case(breaks=broker_is_away, codes={"unreachable"}, words="nothing listens", remedy="whether its server runs"),
     Case(breaks=login_is_refused, codes={"unreachable"}, words="check user and password", remedy="login"),
+    Case(
+        breaks=too_many_connections,
+        codes={"unreachable"},
+        words="raise its limit max-connections",
+        remedy="which clients hold them",
+    ),
     Case(
         breaks=queue_is_gone,
         codes={"destination-missing", "failed"},

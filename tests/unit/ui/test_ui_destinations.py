@@ -56,6 +56,10 @@ def test_a_dispatcher_that_fails_keeps_what_is_overdue() -> None:
     assert statuses(cause("dispatcher-fails", deliver_conn_id=None)) == {"orders": "failing", "emails": "delivering"}
 
 
+def test_the_environment_of_a_store_keeps_what_is_overdue() -> None:
+    assert statuses(cause("environment", deliver_conn_id=None)) == {"orders": "failing", "emails": "delivering"}
+
+
 def test_canaries_are_no_destinations() -> None:
     assert _by_destination({"store": [late(WHEN_DUE), late(IN_LEVELS)]}, []) == []
 
@@ -66,7 +70,7 @@ def test_a_canary_follows_from_an_error_of_its_broker_which_keeps_the_destinatio
     assert statuses(missing, warning) == {"orders": "late", "emails": "delivering"}
     found = [("store", cause("canary")), ("rabbit", warning), ("rabbit", missing)]
     causes = [one for _, one in merged(found, _joined)]
-    assert [one.code for one in causes] == ["missing", "stuck"]
+    assert [one.code for one in causes] == ["missing"], "messages stay in the levels because of it"
     assert statuses(*causes) == {"orders": "failing", "emails": "failing"}
     assert [one.code for _, one in merged(found[:2], _joined)] == ["canary", "stuck"], "a warning is no cause"
 
