@@ -4,7 +4,7 @@ TESTS ?=
 # a group of files at a time to each of four processes, which share one set of servers (tests/support/scopes.py): more
 # than cores, for a test often waits
 PARALLEL := --durations=25 --numprocesses=4 --dist=loadscope --no-loadscope-reorder
-PYTEST := .venv/bin/python -m pytest $(if $(filter long,$(TEST_LENGTH)),--override-ini=faulthandler_timeout=4000) $(ARGS)
+PYTEST = .venv/bin/python -m pytest $(if $(filter long,$(TEST_LENGTH)),--override-ini=faulthandler_timeout=4000) $(ARGS)
 # what failed, with the machine to itself, until something fails again
 AGAIN = echo 'What failed runs once more, by itself. What passes now depends on the speed of the machine or on luck: mend it.' \
 	&& $(PYTEST) --last-failed --maxfail=1 --verbose
