@@ -22,6 +22,7 @@ from airflow_delayed.fields import FIELD_NAMES
 UTC = timezone.utc
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
+_SECOND = timedelta(seconds=1)
 
 #: Longest message id, in characters: what Amazon SQS allows as MessageDeduplicationId.
 MAX_ID_LENGTH = 128
@@ -249,7 +250,7 @@ def from_microseconds(value: int) -> datetime:
 
 def ceil_seconds(span: timedelta) -> int:
     """Return how many whole seconds cover a span; 0 if the span is not positive."""
-    return max(0, -(-span // timedelta(seconds=1)))
+    return max(0, -(-span // _SECOND))
 
 
 def delay_seconds(due_at: datetime, now: datetime) -> int:

@@ -394,9 +394,12 @@ class Session:
 
     @property
     def _has_room(self) -> bool:
-        held = 0 if self._windows is None else self._windows.held
-        taken = len(self._unconfirmed) + len(self._refused) + held + len(self._introduced)
-        return taken < self._window and len(self._introduced) < _INTRODUCED
+        taken = len(self._unconfirmed) + len(self._refused)
+        if self._windows is not None:
+            if len(self._introduced) >= _INTRODUCED:
+                return False
+            taken += self._windows.held + len(self._introduced)
+        return taken < self._window
 
     def _publish_within(self, windows: DestinationWindows, entry: Entry) -> None:
         """Publish a message, or hold it while its destination has not confirmed others."""
