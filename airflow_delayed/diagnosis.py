@@ -31,7 +31,8 @@ _REMEDIES = {
     "unreachable": "look whether its server runs and can be reached, with the host and port that Airflow has for it"
     " under Admin, Connections; until then its messages wait",
     "silent": "look whether its database or broker hangs (frozen, disk full, waiting for locks) or a firewall drops"
-    " packets; until then its messages wait",
+    " packets, and whether the host is right that Airflow has for it under Admin, Connections; until then its messages"
+    " wait",
 }
 _DIFFERS = (
     "somebody declared it otherwise: a TopologyInstallOperator makes it as wanted, on RabbitMQ with replace=True, when"

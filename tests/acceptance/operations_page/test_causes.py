@@ -46,7 +46,7 @@ _VERDICT = {
             "kind": "rabbitmq",
             "where": "connection 'delayed_rabbitmq'",
             "what": "nothing listens",
-            "remedy": "look whether its server runs",
+            "remedy": "look whether its server runs, with the host that Airflow has for it under Admin, Connections",
             "since": _SINCE,
             "states": [],
             "deliver_conn_id": None,
