@@ -4,10 +4,6 @@ TESTS ?=
 # a group of files at a time to each of four processes, which share one set of servers (tests/support/scopes.py): more
 # than cores, for a test often waits
 PARALLEL := --durations=25 --numprocesses=4 --dist=loadscope --no-loadscope-reorder
-PYTEST = .venv/bin/python -m pytest $(if $(filter long,$(TEST_LENGTH)),--override-ini=faulthandler_timeout=4000) $(ARGS)
-# what failed, with the machine to itself, until something fails again
-AGAIN = echo 'What failed runs once more, by itself. What passes now depends on the speed of the machine or on luck: mend it.' \
-	&& $(PYTEST) --last-failed --maxfail=1 --verbose
 # Python may keep what it has compiled: otherwise every process would compile Airflow again
 export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
@@ -25,7 +21,8 @@ demo-ui: ## Airflow with the operations page and messages in every state, until 
 
 test: ## all tests, on real servers that it installs and starts; some: make test TESTS=tests/unit ARGS="-k sqs"
 	@$(MAKE) --no-print-directory --jobs=2 lint $(if $(TESTS),,compiled)
-	@$(PYTEST) $(if $(TESTS),,$(PARALLEL)) $(TESTS) || { [[ $$? == 1 && ! "$(TESTS)" ]] && $(AGAIN); }
+	@exec .venv/bin/python -m pytest $(if $(TESTS),,$(PARALLEL)) $(TESTS) \
+		$(if $(filter long,$(TEST_LENGTH)),--override-ini=faulthandler_timeout=4000) $(ARGS)
 
 # in a fresh clone, beside mypy, which needs one core: otherwise each process would compile Airflow and the tests at its
 # start; what cannot be collected is an error of the tests
