@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 
 from airflow_delayed.delivery import Finding, SendReport, State, TopologyReport
+from airflow_delayed.diagnosis import no_answer
 from airflow_delayed.store.nservicebus.adopt import AdoptReport
+from airflow_delayed.ui import verdict
 
 
 @pytest.mark.parametrize(
@@ -85,3 +89,19 @@ def test_the_report_of_an_adoption_is_a_line():
     assert str(report) == (
         "2 adopted (Sales: 2); 1 duplicates; 2 rows stay where they are: m1: no due time; m2: no\\ndestination"
     )
+
+
+@pytest.mark.parametrize(
+    "text, silent, settings",
+    [
+        ("nothing listens on that host and port", False, True),
+        ("the login was refused; check user and password", False, True),
+        ("no answer in time", True, True),
+        ("as many connections as it may have: raise its limit max-connections", False, False),
+    ],
+)
+def test_the_page_offers_to_edit_a_connection_by_these_words_of_its_remedy(text: str, silent: bool, settings: bool):
+    script = (Path(verdict.__file__).parent / "static" / "verdict.js").read_text()
+    (words,) = re.findall('const OF_SETTINGS = "(.+)";', script)
+    finding = no_answer("rabbit", text, away=True, silent=silent)
+    assert (words in str(finding.remedy)) is settings
