@@ -30,7 +30,7 @@ compiled: setup
 	@[[ -d tests/__pycache__ ]] || .venv/bin/python -m pytest --collect-only --quiet >/dev/null 2>&1 || true
 
 test-long: export TEST_LENGTH := long
-test-long: test ## the same with each fault many times and on each database; long
+test-long: test ## the same and all that is only in it: each fault many times and on each database; long; some: TESTS=...
 
 test-newest: setup ## tests of RabbitMQ and the store on Debian sid's newest servers, as root; some: SERVERS="mysql mariadb"
 	@exec .venv/bin/python .ci/newest.py $(SERVERS) $(if $(RECORD),--record) $(if $(ARGS),--args='$(ARGS)')
@@ -41,7 +41,7 @@ test-latest: setup ## unit tests and the example DAGs on the newest releases of 
 security: lint ## known vulnerabilities of the pinned dependencies, and the fuzzers for about a minute
 	@exec .ci/security $(ARGS)
 
-release-check: setup ## all that a release has to show, one line a step (about half an hour); some: STEPS="build twine wheel"
+release-check: setup ## all that a release has to show, with `make test-long`, one line a step; some: STEPS="build twine wheel"
 	@exec .venv/bin/python .ci/release.py $(STEPS)
 
 lint: setup ## ruff (with its security rules), mypy (strict) on the package, and .ci/guards.py on its structure

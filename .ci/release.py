@@ -3,7 +3,7 @@
 Each step prints one line with its seconds; what it printed itself is in .run/release. All steps run, whatever the
 others showed, and the last line says whether this version is ready. The steps, in their order:
 
-tests: make test, with the linters.
+tests: make test-long, with the linters.
 docs: make docs.
 build: the sdist, and the wheel made of it, into dist/.
 twine: what a package index would refuse.
@@ -119,7 +119,7 @@ def _summary(output: str) -> str:
 
 def tests() -> str:
     _fresh("tests.log")
-    return _summary(_run("tests", "make", "--no-print-directory", "test"))
+    return _summary(_run("tests", "make", "--no-print-directory", "test-long"))
 
 
 def docs() -> str:

@@ -25,7 +25,8 @@ Path(_HOME.name, "dags").mkdir()
 
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
-from support import lengths, scopes, servers  # noqa: E402
+from support import cpu, lengths, scopes, servers  # noqa: E402
+from support.cpu import pytest_runtest_protocol  # noqa: E402, F401
 from support.fresh import fresh_fixture  # noqa: E402, F401
 from support.send_runs import log_fixture, run_fixture  # noqa: E402, F401
 
@@ -48,7 +49,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> scopes.Scope
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out of a short run what only a long one plays, and begin with what takes longest."""
-    left_out = [] if lengths.LONG else [item for item in items if item.get_closest_marker("long")]
+    left_out = [] if lengths.LONG else [item for item in items if lengths.is_long(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
@@ -62,8 +63,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Have a worker tell its controller how long its tests were, and what they measured."""
+    """Have a worker tell its controller what its tests cost, how long they were, and what they measured."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["cpu"] = cpu.SECONDS
         output["lengths"] = lengths.LENGTHS
         output["tables"] = lengths.TABLES
 
@@ -71,12 +73,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     output = getattr(node, "workeroutput", {})
+    cpu.SECONDS.update(output.get("cpu", {}))
     lengths.LENGTHS.update(output.get("lengths", {}))
     lengths.TABLES.update(output.get("tables", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say at the end of a long run how long it was."""
+    """Say at the end what cost most, and of a long run how long it was."""
+    terminalreporter.section("most CPU, with what was set up for it; the servers of the run are not counted")
+    terminalreporter.write("\n".join([*cpu.lines(), ""]))
     if lengths.LONG:
         terminalreporter.section("what ran at its full length")
         for what, chosen in sorted(lengths.LENGTHS.items()):

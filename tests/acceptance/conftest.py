@@ -42,21 +42,10 @@ class World:
     fernet_key: str
     #: The fields of its connections.
     connections: Mapping[str, Mapping[str, object]]
-    #: While this file is there, rows that Spark would compute come without it.
-    without_spark: Path
     #: Where queries and functions are spooled.
     spools: Path
     #: Where Airflow sends its metrics; a test may receive them.
     statsd_port: int
-
-    @contextmanager
-    def canned(self) -> Iterator[None]:
-        """Have runs take the rows from a stand-in of spark-submit, where they are not about Spark."""
-        self.without_spark.touch()
-        try:
-            yield
-        finally:
-            self.without_spark.unlink()
 
     def folder(self, run_id: str) -> Path:
         """The folder that a run's Spark job writes."""
@@ -106,8 +95,8 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
                 database=metadata,
                 connections=connections,
                 **{**demo_ui.settings(folder), "AIRFLOW__DELAYED__PAGE_STORES": "delayed_store,down_store"},
-                SPARK_CONF_DIR=str(folder / "bin"),
-                PATH=os.pathsep.join([str(spark_submit(folder)), str(Path(sys.executable).parent), os.environ["PATH"]]),
+                SPARK_CONF_DIR=str(spark_settings(folder)),
+                PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
                 AIRFLOW__DELAYED__SPOOL_FOLDER=str(folder / "spools"),
                 FLIGHT_REMINDERS_FOLDER=str(folder / "reminders"),
                 FLIGHTS_IN_ANY_ORDER="1",
@@ -124,8 +113,7 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
             process.wait_for(f"DAG {DAG}", lambda: live.has(DAG), seconds=120, log=live.folder / "dag-processor.log")
             live.call("PATCH", f"/dags/{DAG}", is_paused=False)
             urls = server.url, broker, prefix, metadata, fernet_key
-            folders = folder / "without-spark", folder / "spools"
-            yield World(live, consumer, folder / "reminders", *urls, connections, *folders, statsd_port)
+            yield World(live, consumer, folder / "reminders", *urls, connections, folder / "spools", statsd_port)
 
 
 @contextmanager
@@ -141,21 +129,13 @@ def by_schedule(world: World) -> Iterator[None]:
     live.call("PATCH", f"/dags/{DAG}", is_paused=False)
 
 
-def spark_submit(folder: Path) -> Path:
-    """Make a folder with a spark-submit that is Spark's, but while a file is there, and return the folder."""
-    real, stand_in = Path(sys.executable).with_name("spark-submit"), ROOT / "tests/support/without_spark.py"
-    program = folder / "bin/spark-submit"
-    program.parent.mkdir()
-    program.write_text(
-        f"""#!/bin/sh
-if [ -e '{folder / "without-spark"}' ]; then exec '{sys.executable}' '{stand_in}' "$@"; fi
-exec '{real}' "$@"
-"""
-    )
-    program.chmod(0o755)
+def spark_settings(folder: Path) -> Path:
+    """Make a folder with Spark's settings, and return it."""
+    settings = folder / "spark"
+    settings.mkdir()
     # the job's rows in any order are those of a shuffle, which is into 200 partitions unless told otherwise
-    (program.parent / "spark-defaults.conf").write_text("spark.ui.enabled false\nspark.sql.shuffle.partitions 4\n")
-    return program.parent
+    (settings / "spark-defaults.conf").write_text("spark.ui.enabled false\nspark.sql.shuffle.partitions 4\n")
+    return settings
 
 
 class Site:

@@ -15,7 +15,7 @@ from services import process
 
 DAG = "ask_dotnet"
 ENDPOINT = "acme.prices"
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 def test_two_runs_one_queue_answers_crossed(world: World) -> None:

@@ -13,7 +13,7 @@ from acceptance.conftest import Site, World
 from services import chromium
 
 NAME = "by_form"
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from reckoning import Consumer, computed, reckon
 
 # a minute, and more beside other work
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 DEMO = [sys.executable, str(Path(__file__).resolve().parents[2] / ".ci" / "demo.py"), "--folder"]
 
 

@@ -30,7 +30,7 @@ from services import process, sqs
 
 DAG = "discreet"
 PASSWORDS = ("rabbitmq", "logged_out", "store", "sqs")
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 @dataclass

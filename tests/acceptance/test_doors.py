@@ -11,7 +11,7 @@ from acceptance.conftest import World
 from services import process
 
 DAGS = ("waits", "wait_for_no_time", "change_of_mind")
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from acceptance.conftest import World
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.records import Remembered
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 QUEUE = "escalate_queue"
 
 

@@ -22,7 +22,7 @@ from services import process
 #: Twice as many as are stored in one transaction.
 COUNT = 5000
 DAGS = ("marked_failed", "shut_down", "no_backfill")
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 class Killed:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import date, timedelta
 
 import pyarrow.dataset as parquet
 import pytest
 from reckoning import Arrival, Reckoning, computed, reckon
-from support.lengths import length
 
 from acceptance.conftest import DAG, World
 
-#: Of a first run, which is cleared, and of a backfill. The demo has the same DAG run on Spark.
-CANNED = length("runs of the live Airflow without Spark", 4, 0)
 # a minute or two each, and more beside other work
 pytestmark = pytest.mark.timeout(900)
 
@@ -49,9 +45,8 @@ def order(world: World, run_id: str) -> list[str]:
 def played(world: World) -> Played:
     """A run that the REST API started without a logical date."""
     # long enough that some are due later than the store holds them over, however slow the machine
-    with world.canned() if CANNED else nullcontext():
-        run_id = world.live.trigger(DAG, day="2026-06-14", replay_seconds=50)
-        state = world.live.wait(DAG, run_id, seconds=600)
+    run_id = world.live.trigger(DAG, day="2026-06-14", replay_seconds=50)
+    state = world.live.wait(DAG, run_id, seconds=600)
     due = computed(world.folder(run_id))
     until(lambda: not reckon(due, world.consumer.arrivals()).missing, seconds=max(due.values()) - time.time() + 30)
     arrivals = world.consumer.arrivals()
@@ -73,12 +68,12 @@ def test_every_reminder_arrives_and_none_early(world: World, played: Played) -> 
     assert world.stored() == 0
 
 
+@pytest.mark.long
 def test_a_cleared_spark_and_send_pair_means_the_same_messages(world: World, played: Played) -> None:
     before = len(world.consumer.arrivals())
     stored = world.live.result(DAG, played.run_id, "send")["stored"]
-    with world.canned() if CANNED else nullcontext():
-        world.live.clear(DAG, played.run_id, ["compute", "send"])
-        assert world.live.wait(DAG, played.run_id) == "success", world.live.states(DAG, played.run_id)
+    world.live.clear(DAG, played.run_id, ["compute", "send"])
+    assert world.live.wait(DAG, played.run_id) == "success", world.live.states(DAG, played.run_id)
 
     in_order = order(world, played.run_id)
     assert in_order != played.in_order, "the rows came back in the same order, which tests nothing"
@@ -94,16 +89,16 @@ def test_a_cleared_spark_and_send_pair_means_the_same_messages(world: World, pla
     assert {(arrival.id, arrival.body) for arrival in again} <= {(seen.id, seen.body) for seen in played.arrivals}
 
 
+@pytest.mark.long
 def test_a_backfill_of_past_days_is_refused_and_sends_nothing(world: World) -> None:
     before = len(world.consumer.arrivals())
     first = date.today() - timedelta(days=9)
-    with world.canned() if CANNED else nullcontext():
-        world.live.backfill(DAG, f"{first}", f"{first + timedelta(days=1)}", replay_seconds=0)
-        until(lambda: len(world.live.runs(DAG, run_type="backfill")) == 2, seconds=60)
-        runs = [run["dag_run_id"] for run in world.live.runs(DAG, run_type="backfill")]
-        assert len(runs) == 2
-        for run_id in runs:
-            assert world.live.wait(DAG, run_id) == "failed"
+    world.live.backfill(DAG, f"{first}", f"{first + timedelta(days=1)}", replay_seconds=0)
+    until(lambda: len(world.live.runs(DAG, run_type="backfill")) == 2, seconds=60)
+    runs = [run["dag_run_id"] for run in world.live.runs(DAG, run_type="backfill")]
+    assert len(runs) == 2
+    for run_id in runs:
+        assert world.live.wait(DAG, run_id) == "failed"
 
     for run_id in runs:
         states = world.live.states(DAG, run_id)

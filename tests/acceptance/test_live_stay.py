@@ -14,7 +14,7 @@ from acceptance.conftest import World
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 QUEUE = "stay_queue"
 
 

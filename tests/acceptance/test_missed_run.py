@@ -20,7 +20,7 @@ from acceptance.conftest import World, by_schedule
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.long]
 TAG = "missed-run:missed"
 
 

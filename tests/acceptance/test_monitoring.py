@@ -19,7 +19,7 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage
 from services import process, prometheus
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 def of_panels(dashboard: Path) -> Iterator[str]:

@@ -15,7 +15,7 @@ from acceptance.conftest import World
 from services import process
 
 DAG = "precise_send"
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ DAG = "spooled"
 ROWS = 6000
 #: Messages between two checkpoints of a send, which a retry may send twice.
 BATCH = 2500
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 def test_a_retry_sends_the_rows_of_the_try_whose_worker_was_killed(world: World, tmp_path: Path) -> None:

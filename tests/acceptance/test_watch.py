@@ -19,7 +19,7 @@ from services import process
 
 DAG = "on_message_due"
 QUEUE = "on-message-due"
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 def eventually(what: str, ready: Callable[[], object], log: Path) -> None:

@@ -23,7 +23,7 @@ ROWS = length("rows of a watched queue table in a live Airflow", 500, 10_000)
 RUNS = length("rows with a run of their own", 5, 60)
 #: How many rows fall due in a second.
 RATE = 167
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

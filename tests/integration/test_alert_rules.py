@@ -20,6 +20,8 @@ from support.alert_rules import promtool
 
 from airflow_delayed.cli.service import BUCKETS
 
+pytestmark = pytest.mark.long
+
 CASES = Path(__file__).with_name("alerts_test.yml")
 
 

@@ -23,7 +23,7 @@ CANARY = "airflow_delayed.store.dispatch.canary"
 WHEN_DUE, IN_LEVELS = "canary, published when due", "canary, through the levels"
 #: Seconds in which anything that is to come has come, on a slow machine.
 PATIENCE = 120
-pytestmark = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+pytestmark = [pytest.mark.parametrize("store", ["sqlite"], indirect=True), pytest.mark.long]
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,8 @@ from support.stores import Store, Transport, message
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.store.dispatch.report import DispatchFailed
 
+pytestmark = pytest.mark.mariadb
+
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 

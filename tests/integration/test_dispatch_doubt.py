@@ -13,6 +13,8 @@ from support.stores import Store, Transport, message
 from airflow_delayed.store.dispatch import settle
 from airflow_delayed.store.dispatch.report import DispatchFailed
 
+pytestmark = pytest.mark.mariadb
+
 SECOND = timedelta(seconds=1)
 
 

@@ -225,6 +225,7 @@ def test_a_rate_is_kept(store: Store):
     assert 4 <= time.seconds <= 4.5
 
 
+@pytest.mark.mariadb
 def test_old_ids_are_forgotten_and_those_that_are_leased_are_not(store: Store):
     hook, transport = store.installed(), Transport()
     time = Time(hook)
@@ -239,6 +240,7 @@ def test_old_ids_are_forgotten_and_those_that_are_leased_are_not(store: Store):
     assert store.past(hook) == {}
 
 
+@pytest.mark.mariadb
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 def test_a_pass_forgets_as_many_ids_as_it_dispatches_and_more(store: Store):
     """Ten million messages a night would else leave more ids each night than are forgotten."""
@@ -310,6 +312,7 @@ def test_it_leaves_a_trace_of_when_it_was_there(store: Store):
     assert hook.last_seen() is None
 
 
+@pytest.mark.mariadb
 def test_what_was_sent_is_written_down_though_no_more_can_be_claimed(store: Store):
     """Both are done in one transaction, as long as that can be."""
     hook = store.installed()
@@ -334,6 +337,7 @@ def test_what_was_sent_is_written_down_though_no_more_can_be_claimed(store: Stor
     assert store.leased(hook) == set()
 
 
+@pytest.mark.mariadb
 def test_what_a_dead_dispatcher_leased_is_met_in_the_middle_of_the_backlog(store: Store):
     hook, transport = store.installed(), Transport()
     start = hook.now()
@@ -347,6 +351,7 @@ def test_what_a_dead_dispatcher_leased_is_met_in_the_middle_of_the_backlog(store
     assert hook.count() == 0
 
 
+@pytest.mark.mariadb
 @pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
 def test_a_claim_locks_its_own_messages_alone(store: Store):
     """A large backlog of one connection, whose broker is away, holds up no other dispatcher."""
@@ -362,6 +367,7 @@ def test_a_claim_locks_its_own_messages_alone(store: Store):
     assert [row["Id"] for row in locked] == ["s"]
 
 
+@pytest.mark.mariadb
 @pytest.mark.parametrize("store", ["mariadb"], indirect=True)
 def test_what_another_transaction_locks_for_a_moment_is_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch):
     hook = store.installed()

@@ -33,6 +33,8 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from services import postgres
 
+pytestmark = pytest.mark.mariadb
+
 SECOND = timedelta(seconds=1)
 
 

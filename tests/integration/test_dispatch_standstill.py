@@ -20,6 +20,8 @@ from support.stores import Store, Transport, message
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.dispatch.report import BreakerTripped
 
+pytestmark = pytest.mark.mariadb
+
 SECOND = timedelta(seconds=1)
 
 _FORBID = {

@@ -8,7 +8,7 @@ import pytest
 from support import pages
 from support.stores import Store
 
-pytestmark = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+pytestmark = [pytest.mark.parametrize("store", ["sqlite"], indirect=True), pytest.mark.long]
 
 
 @pytest.fixture

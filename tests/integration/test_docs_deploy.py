@@ -10,6 +10,8 @@ from sqlalchemy import event
 from sqlalchemy.pool import QueuePool
 from support.stores import Store, Transport, message
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).resolve().parents[2] / "docs/deploy/schedulers.md"
 
 

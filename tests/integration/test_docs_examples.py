@@ -12,6 +12,8 @@ from support.examples import note_dags
 
 from airflow_delayed.message import DelayedMessage, utcnow
 
+pytestmark = pytest.mark.long
+
 
 def code_blocks(here):
     """The Python of the two pages whose blocks stand alone."""

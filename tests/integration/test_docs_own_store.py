@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 from support import pages
 
 from airflow_delayed.store.protocol import DelayedMessageStore
 from airflow_delayed.testing.store_contract import StoreContract
+
+pytestmark = pytest.mark.long
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/store/own-store.md"
 

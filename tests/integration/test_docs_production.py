@@ -19,6 +19,8 @@ from airflow_delayed.provider_info import get_provider_info
 from airflow_delayed.store.dispatch.dispatcher import database_time
 from airflow_delayed.store.policy import DispatchPolicy
 
+pytestmark = pytest.mark.long
+
 LATER = timedelta(minutes=2)
 
 

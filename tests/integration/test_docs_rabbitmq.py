@@ -28,6 +28,8 @@ from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.rabbitmq.topology import DELAYED_BITS, NSERVICEBUS_V1
 
+pytestmark = pytest.mark.long
+
 #: A block of code and, if one follows right behind, what it prints.
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\+00:00")

@@ -30,6 +30,8 @@ from airflow_delayed.cli.definition import get_delayed_commands
 from airflow_delayed.provider_info import get_provider_info
 from services import chromium
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).resolve().parents[2]
 SEARCH = "search.html?q=erase"
 #: The start page, a page with tables and code, a page of the reference, and the search.

@@ -23,6 +23,8 @@ from airflow_delayed.sqs.settings import QueueSettings
 from airflow_delayed.sqs.stats import CycleCounts, Prices
 from services import sqs
 
+pytestmark = pytest.mark.long
+
 PAGES = ("README", "long-delays", "queues", "nservicebus", "idempotent-consumers", "life", "costs")
 
 

@@ -19,6 +19,8 @@ from support.stores import run_sql
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.nservicebus import nservicebus_time
 
+pytestmark = pytest.mark.long
+
 DUE = datetime(2020, 1, 31, 8, 30, tzinfo=timezone.utc)
 
 

@@ -12,6 +12,8 @@ from support import pages
 
 from airflow_delayed.testing.delayed import Delayed
 
+pytestmark = pytest.mark.long
+
 
 class Results:
     """What became of the tests of a run inside this one."""

@@ -17,6 +17,8 @@ from support.stores import Store, Transport, message
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 
+pytestmark = pytest.mark.long
+
 Run = Callable[[str], str]
 one_store = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 

@@ -15,6 +15,8 @@ from airflow_delayed.clock import EXACT, LONGEST, pause
 from airflow_delayed.operators.send import BRIEF, DelayedSendOperator
 from airflow_delayed.testing.delayed import Delayed, TaskRun
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).resolve().parents[2] / "docs/airflow/wait-and-retry.md"
 
 

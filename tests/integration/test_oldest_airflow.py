@@ -19,6 +19,8 @@ import release
 
 from services import sqs
 
+pytestmark = pytest.mark.long
+
 OLDEST = Path(sys.prefix, "oldest/bin/python")
 #: What is not installed there.
 ABSENT = ("No module named 'pyarrow'", "No module named 'pytest'", "No module named 'pyspark'", "delayed[spark]'")

@@ -8,10 +8,13 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from support.forked import Child
 from support.lengths import length
 from support.row_watching import watch
 from support.stores import Store, message
+
+pytestmark = pytest.mark.long
 
 ROWS = length("rows of a queue table whose triggerer is killed", 300, 3_000)
 KILLS = length("kills of a triggerer of a queue table", 3, 12)

@@ -23,6 +23,8 @@ from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from services import sqs
 
+pytestmark = pytest.mark.long
+
 #: Seconds for which a message is waited for that arrives.
 PATIENCE = "120"
 on_sqlite = pytest.mark.parametrize("store", ["sqlite"], indirect=True)

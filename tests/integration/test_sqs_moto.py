@@ -23,6 +23,8 @@ from airflow_delayed.sqs.entries import DELAY_SECONDS, DUE_AT, decode, string
 from airflow_delayed.sqs.settings import QueueSettings
 from services import sqs
 
+pytestmark = pytest.mark.long
+
 URL = f"https://sqs.{sqs.REGION}.amazonaws.com"
 
 

@@ -20,6 +20,8 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.api import Outcome
 from airflow_delayed.store.records import insert_new_rows, to_row
 
+pytestmark = pytest.mark.mariadb
+
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 
 

@@ -20,6 +20,8 @@ from airflow_delayed.errors import SourceError, TopologyError, UnsupportedColumn
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 
+pytestmark = pytest.mark.long
+
 SECOND = timedelta(seconds=1)
 TABLE = "Sales.timeouts"
 

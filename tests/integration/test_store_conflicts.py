@@ -20,6 +20,8 @@ from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.api import DISPATCHED
 from airflow_delayed.store.records import count_rows, remove_rows
 
+pytestmark = pytest.mark.mariadb
+
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 MINUTE = timedelta(minutes=1)
 T = TypeVar("T")

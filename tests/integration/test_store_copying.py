@@ -22,6 +22,8 @@ from airflow_delayed.store.engine import database_errors
 from airflow_delayed.store.records import insert_rows, to_message, to_row
 from airflow_delayed.store.schema import Tables, store_tables
 
+pytestmark = pytest.mark.mariadb
+
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 ODD = 'a\\b\t"c"\r\n{%s} %(x)s ü☂\\N'
 

@@ -13,6 +13,8 @@ from support.table_pools import ServerPool
 from airflow_delayed.errors import LimitExceeded, TransportUnavailable
 from services.process import free_port
 
+pytestmark = pytest.mark.mariadb
+
 LATER = datetime(2030, 1, 1, tzinfo=timezone.utc)
 DRIVERS = ["mysqlclient", "mysql-connector-python", "pymysql"]
 

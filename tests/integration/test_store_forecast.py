@@ -12,6 +12,8 @@ from support.stores import Store, Transport, message
 from airflow_delayed.delivery import State
 from airflow_delayed.hooks.store import DelayedStoreHook
 
+pytestmark = pytest.mark.long
+
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 on_sqlite = pytest.mark.parametrize("store", ["sqlite"], indirect=True)

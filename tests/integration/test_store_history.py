@@ -28,6 +28,8 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.dispatch.report import DispatchFailed
 
+pytestmark = pytest.mark.mariadb
+
 ROUNDS = length("rounds of the history checker on each database", 4, 400)
 CLIENTS, CALLS, IDS = 4, 10, 3
 KINDS = ["replace", "replace", "keep", "cancel", "cancel", "restore", "restore", "erase", "retry", "retry"]

@@ -19,6 +19,8 @@ from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from services import postgres
 from services.process import free_port
 
+pytestmark = pytest.mark.mariadb
+
 SECOND = timedelta(seconds=1)
 #: The type of connection, the extras that choose its driver, and where that keeps its socket.
 DRIVERS = {

@@ -15,6 +15,8 @@ from airflow_delayed.store.dispatch import claim
 from airflow_delayed.store.dispatch.report import DispatchFailed
 from airflow_delayed.store.schema import MAX_BODY, MAX_HEADER_BYTES
 
+pytestmark = pytest.mark.mariadb
+
 SECOND = timedelta(seconds=1)
 MIB = 1024 * 1024
 BYTES = {"sqlite": "zeroblob({})", "postgresql": "repeat('x', {})::bytea", "mysql": "repeat('x', {})"}

@@ -21,6 +21,8 @@ from airflow_delayed.store.bulk_changes import BulkChanges
 from airflow_delayed.store.changes import Cancel
 from airflow_delayed.store.records import remove_rows
 
+pytestmark = pytest.mark.mariadb
+
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
 

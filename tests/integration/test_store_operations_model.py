@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,6 +24,8 @@ from airflow_delayed.store.bulk_changes import BulkChanges
 from airflow_delayed.store.changes import Cancel, Erase, Reschedule, Restore, Retry
 from airflow_delayed.store.filters import MessageFilter, MessageState, states_of
 from airflow_delayed.store.records import count_rows, insert_new_rows, remove_rows, to_row
+
+pytestmark = pytest.mark.mariadb
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 NAMES = [*(f"m{n}" for n in range(9)), "M0"]

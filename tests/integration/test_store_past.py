@@ -11,6 +11,8 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin, SentBy
 from airflow_delayed.store.dispatch.report import DispatchFailed
 
+pytestmark = pytest.mark.mariadb
+
 PAST = datetime(2020, 1, 1, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
 LATER = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)

@@ -24,6 +24,8 @@ from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.api import engine_options, prepare
 
+pytestmark = pytest.mark.mariadb
+
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 MANY = 800
 #: As by default: on MariaDB a dispatcher and a change may lock each other up, and one of them does its part again.

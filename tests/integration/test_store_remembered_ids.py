@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
 from support.stores import Store, message
 
 from airflow_delayed.message import utcnow
 from airflow_delayed.store import remembered_ids
+
+pytestmark = pytest.mark.mariadb
 
 
 def test_a_lease_is_taken_renewed_released_and_becomes_a_memory(store: Store):

@@ -16,6 +16,8 @@ from support.stores import Store, Transport, message
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin, SentBy
 
+pytestmark = pytest.mark.mariadb
+
 PAST = datetime(2020, 1, 1, tzinfo=timezone.utc)
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)

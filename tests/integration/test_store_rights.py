@@ -20,6 +20,8 @@ from support.stores import Store, Transport, message, run_sql
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.identity import Origin
 
+pytestmark = pytest.mark.mariadb
+
 LATER = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
 PAST = datetime(2020, 1, 1, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)

@@ -16,6 +16,8 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.api import prepare
 from airflow_delayed.store.dispatch.report import DispatchFailed
 
+pytestmark = pytest.mark.mariadb
+
 SECOND = timedelta(seconds=1)
 ROWS = length("random rows of a store", 150, 2000)
 HEADERS = "headers: are not a JSON object in UTF-8"

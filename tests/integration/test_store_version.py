@@ -20,6 +20,8 @@ from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.store.records import to_row
 from airflow_delayed.store.schema import VERSION, Tables
 
+pytestmark = pytest.mark.mariadb
+
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 PAST = datetime(2020, 1, 1, tzinfo=timezone.utc)
 #: The version that the tables had before the first release.

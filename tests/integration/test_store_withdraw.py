@@ -14,6 +14,8 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin
 from airflow_delayed.store.api import Escalation, RunAttempt, RunFailure
 
+pytestmark = pytest.mark.mariadb
+
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
 NAMES = {"dag_id": "d", "run_id": "r", "task_id": "send"}

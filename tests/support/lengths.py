@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 
 #: Set by `make test-long`.
@@ -26,3 +28,10 @@ def length(what: str, short: T, long: T) -> T:
     chosen = long if LONG else short
     LENGTHS[what] = f"{chosen}" + (f" (in make test: {short})" if LONG else f" (in make test-long: {long})")
     return chosen
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Return whether only a long run plays a test: one of its mark, or one on MariaDB without the mark ``mariadb``."""
+    parameters = getattr(item, "callspec", None)
+    on_mariadb = parameters is not None and parameters.params.get("store") == "mariadb"
+    return bool(item.get_closest_marker("long")) or (on_mariadb and not item.get_closest_marker("mariadb"))

@@ -98,7 +98,7 @@ class Proxy:
             with contextlib.suppress(OSError):
                 other.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(threading.BrokenBarrierError):
-            both.wait(timeout=30)
+            both.wait(timeout=60)
         one.close()
 
 

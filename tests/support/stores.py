@@ -27,6 +27,7 @@ from airflow_delayed.errors import DestinationMissing, LimitExceeded, SendFailed
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
+from support import sleeping
 from support.lengths import LONG
 from support.table_pools import FilePool, ServerPool, StoreSchema, TablePool
 
@@ -80,6 +81,7 @@ class Store:
             dispatcher.close()
         for hook in self.hooks:
             hook.close()
+        sleeping.stop()
         if self._pool is not None and self._lent is not None:
             self._pool.give_back(self._lent)
 

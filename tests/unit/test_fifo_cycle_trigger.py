@@ -157,7 +157,7 @@ def test_a_cancelled_one_does_not_wait_for_a_long_poll(cycles, monkeypatch):
 
     def long_poll(stop) -> CycleCounts:
         began.set()
-        release.wait(30)
+        release.wait(60)
         return CycleCounts()
 
     cycles(long_poll)

@@ -9,7 +9,7 @@ import pytest
 from support import axe
 from support.browsed_page import Site, answers, says
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 _SINCE = (datetime.now(timezone.utc) - timedelta(minutes=5)).isoformat()
 _NOTHING = {"paused_dag": None, "run_dag": None, "pause": None, "why": None, "queue": None}

@@ -9,7 +9,7 @@ import pytest
 from support import axe
 from support.browsed_page import FRAME, Site, figure, listed, says
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:

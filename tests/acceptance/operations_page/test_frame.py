@@ -12,7 +12,7 @@ from support.browsed_page import Site, listed, look_up, says
 
 from airflow_delayed.message import DelayedMessage
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 def test_a_run_and_a_task_show_what_they_sent(site: Site) -> None:

@@ -10,7 +10,7 @@ from support.browsed_page import Site, done, listed, says
 
 from airflow_delayed.message import DelayedMessage
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 def test_a_job_of_the_server_is_seen_stopped_and_started_again(site: Site) -> None:

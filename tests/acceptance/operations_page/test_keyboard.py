@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.browsed_page import Site, keyboard, listed, reach, says
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 def test_it_is_used_by_keyboard(site: Site) -> None:

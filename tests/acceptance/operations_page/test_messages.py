@@ -15,7 +15,7 @@ from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.dispatch.report import DispatchFailed
 from services import process
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 def test_all_of_one_customer_is_cancelled_and_both_logs_say_by_whom(site: Site) -> None:
@@ -202,7 +202,7 @@ def test_the_dag_of_a_dispatcher_is_paused_and_let_run(site: Site) -> None:
         page.click(of_dag, text="Pause" if wanted else "Unpause")
         button = "Unpause" if wanted else "Pause"
         page.wait_for(f"page.querySelector({of_dag!r})?.innerText === '{button}'")
-        process.wait_for("the DAG", lambda wanted=wanted: paused() is wanted, seconds=30)
+        process.wait_for("the DAG", lambda wanted=wanted: paused() is wanted, seconds=120)
     page.click("details summary", text="Audit")
     says(page, "reschedule")
     page.click("details summary", text="Verify")

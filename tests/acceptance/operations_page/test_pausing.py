@@ -7,7 +7,7 @@ import pytest
 from support import axe
 from support.browsed_page import Site, find, keyboard, listed, reach, says
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 _PAUSED = "page.querySelector('#verdict [data-code=paused]')"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.browsed_page import Site, listed
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 def test_the_timeline_shows_what_was_dispatched_and_what_falls_due(site: Site) -> None:

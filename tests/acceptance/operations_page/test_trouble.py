@@ -13,7 +13,7 @@ from support.browsed_page import FRAME, Site, answers, done, find, listed, look_
 from airflow_delayed.message import DelayedMessage
 from services import chromium
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 #: The server's answers when a store and a broker hang: their last figures, and no list.
 _HANGING = """
     const answer = await real(address, options);

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from support.browsed_page import Site, act, done, figure, find, listed, says
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 def test_a_viewer_reads_figures_and_acts_on_nothing(site: Site) -> None:

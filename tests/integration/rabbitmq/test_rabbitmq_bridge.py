@@ -27,6 +27,8 @@ from airflow_delayed.rabbitmq.bridge import BridgeNotReady
 from airflow_delayed.rabbitmq.management import Facts, _exchanges
 from airflow_delayed.rabbitmq.relay import RELAY_WINDOW
 
+pytestmark = pytest.mark.long
+
 UTC = timezone.utc
 KILLS = length("kills of a bridge", 3, 20)
 

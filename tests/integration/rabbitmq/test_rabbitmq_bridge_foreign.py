@@ -21,6 +21,8 @@ from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.rabbitmq.bridge import BRIDGED, Envelope
 from airflow_delayed.rabbitmq.connection import connect
 
+pytestmark = pytest.mark.long
+
 INTAKE, DUE, PARKED = (f"delayed.bridge.services.{name}" for name in ("intake", "due", "parked"))
 FRAMES = length("random property frames to a bridge", 500, 20_000)
 

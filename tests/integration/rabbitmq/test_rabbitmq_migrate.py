@@ -36,6 +36,8 @@ from airflow_delayed.rabbitmq.topology import (
     Topology,
 )
 
+pytestmark = pytest.mark.long
+
 Connect = Callable[..., str]
 UTC = timezone.utc
 SECOND = timedelta(seconds=1)

@@ -39,6 +39,8 @@ from airflow_delayed.rabbitmq import reply_queues
 from airflow_delayed.testing.delayed import TaskRun
 from airflow_delayed.triggers import reply
 
+pytestmark = pytest.mark.long
+
 Connect = Callable[..., str]
 
 

@@ -24,6 +24,8 @@ from airflow_delayed.rabbitmq.publisher import WINDOW
 from airflow_delayed.spark.options import BATCH_ROWS, NAMES, settings_of
 from airflow_delayed.spark.reporting import EVERY
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def page(here: Path) -> Path:

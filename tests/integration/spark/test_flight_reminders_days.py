@@ -23,6 +23,8 @@ from support.lengths import length
 
 from services import airflow, java
 
+pytestmark = pytest.mark.long
+
 SPARK = length("Spark jobs of flight_reminders_days", 0, 2)
 
 

@@ -20,6 +20,8 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin
 from services import java
 
+pytestmark = pytest.mark.long
+
 #: Days of the year, as month and day: its first and its last, and the one that goes to the broker.
 DAYS = length("days of a year of flights", {(1, 1), (6, 14), (12, 31)}, None)
 

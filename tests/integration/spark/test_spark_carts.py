@@ -18,6 +18,8 @@ from pyspark.sql import SparkSession
 from support.examples import result
 from support.lengths import length
 
+pytestmark = pytest.mark.long
+
 GAP, DELAY = timedelta(minutes=30), timedelta(minutes=10)
 HOURS = length("hours of abandoned carts", 3, 8)
 NIGHT = datetime(2026, 1, 31, 22, tzinfo=timezone.utc)

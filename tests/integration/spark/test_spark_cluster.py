@@ -25,7 +25,7 @@ from airflow_delayed.message import utcnow
 from services import spark as service
 
 #: A cluster starts in seconds, or in minutes on a machine that has much else to do.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 #: Of a job, and so many tasks at a time; half of them are for the broker, half for the store.
 PARTITIONS = 4

@@ -31,6 +31,8 @@ from airflow_delayed.message import utcnow
 from services import java, rabbitmq
 from services import spark as service
 
+pytestmark = pytest.mark.long
+
 VICTIMS = length("victims of a stream", ("driver",), ("driver", "executor", "dispatcher"))
 KILLS = length("kills while a stream runs", 1, 20)
 BATCHES = length("batches of a stream", 4, 200)

@@ -19,7 +19,7 @@ def test_a_batch_that_is_being_settled_holds_up_no_other():
         with settling.lock:
             beside = Thread(target=renewer.renew, daemon=True)
             beside.start()
-            beside.join(30)
+            beside.join(60)
             assert renewed == ["b"]
         # it was not settled, and so it is renewed in the next round
         sending.deadline = 1200.0

@@ -11,6 +11,8 @@ from support.rabbitmq import VirtualHost, eventually
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from services import rabbitmq
 
+pytestmark = pytest.mark.long
+
 
 def bodies(vhost: VirtualHost, queue: str) -> Counter[bytes]:
     found: Counter[bytes] = Counter()
