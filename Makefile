@@ -21,7 +21,7 @@ demo-ui: ## Airflow with the operations page and messages in every state, until 
 
 test: ## all tests, on real servers that it installs and starts; some: make test TESTS=tests/unit ARGS="-k sqs"
 	@$(MAKE) --no-print-directory --jobs=2 lint $(if $(TESTS),,compiled)
-	@exec .venv/bin/python -m pytest $(if $(TESTS),,$(PARALLEL)) $(TESTS) \
+	@exec .venv/bin/python -m pytest $(if $(filter-out tests/unit,$(TESTS)),,$(PARALLEL)) $(TESTS) \
 		$(if $(filter long,$(TEST_LENGTH)),--override-ini=faulthandler_timeout=4000) $(ARGS)
 
 # in a fresh clone, beside mypy, which needs one core: otherwise each process would compile Airflow and the tests at its

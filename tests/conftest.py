@@ -49,7 +49,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> scopes.Scope
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out of a short run what only a long one plays, and begin with what takes longest."""
-    left_out = [] if lengths.LONG else [item for item in items if lengths.is_long(item)]
+    # who chooses by marks has chosen
+    everything = lengths.LONG or config.option.markexpr
+    left_out = [] if everything else [item for item in items if lengths.is_long(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

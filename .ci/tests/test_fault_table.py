@@ -22,13 +22,17 @@ def test_what_make_test_shows_is_not_only_in_make_test_long(here: Path) -> None:
 
 
 def only_long(file: Path) -> set[str]:
-    """Return the tests of a file that have the mark ``long``, by themselves or with their whole file."""
+    """Return the tests of a file that are fuzzers or have the mark ``long``, by themselves or with their whole file."""
     body = ast.parse(file.read_text()).body
     marks = [ast.unparse(node.value) for node in body if isinstance(node, ast.Assign) and is_mark(node.targets[0])]
     tests = [node for node in body if isinstance(node, ast.FunctionDef)]
     if any("mark.long" in mark for mark in marks):
         return {test.name for test in tests}
-    return {test.name for test in tests if "pytest.mark.long" in map(ast.unparse, test.decorator_list)}
+    return {
+        test.name
+        for test in tests
+        if {"pytest.mark.long", "pytest.mark.fuzz"} & {*map(ast.unparse, test.decorator_list)}
+    }
 
 
 def is_mark(target: ast.expr) -> bool:

@@ -264,7 +264,6 @@ def note_session(connection: Connection) -> None:
     SESSIONS.add(driver.info.backend_pid if connection.dialect.name == "postgresql" else driver.thread_id())
 
 
-@pytest.mark.fuzz
 @pytest.mark.parametrize(
     "store, kills",
     # SQLite has no sessions to kill

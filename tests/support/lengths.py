@@ -31,7 +31,8 @@ def length(what: str, short: T, long: T) -> T:
 
 
 def is_long(item: pytest.Item) -> bool:
-    """Return whether only a long run plays a test: one of its mark, or one on MariaDB without the mark ``mariadb``."""
+    """Return whether only a long run plays a test: one of its mark, a fuzzer, or one on MariaDB without that mark."""
     parameters = getattr(item, "callspec", None)
     on_mariadb = parameters is not None and parameters.params.get("store") == "mariadb"
-    return bool(item.get_closest_marker("long")) or (on_mariadb and not item.get_closest_marker("mariadb"))
+    marks = {mark.name for mark in item.iter_markers()}
+    return bool(marks & {"long", "fuzz"}) or (on_mariadb and "mariadb" not in marks)

@@ -81,8 +81,11 @@ class Controller:
         node.workerinput[_FOLDER] = str(self.folder)
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionstart(self) -> None:
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Start what a user has not given; the workers have been started before this."""
+        if session.config.args == ["tests/unit"]:
+            # they need none
+            return
         for name, variable in SERVERS.items():
             if variable not in os.environ:
                 self._start(name)
