@@ -178,9 +178,9 @@ def test_a_dispatcher_says_when_the_next_may_go_and_follows_a_changed_rate(store
     hook = store.installed()
     time, transport = Time(hook), Transport()
     sends(hook, time.start, sms=20)
+    hook.set_rates({"sms": 0.5})
     time.seconds = 100.0
     dispatcher = store.dispatcher(hook, transport, **time.options(), batch_size=1)
-    hook.set_rates({"sms": 0.5})
     dispatcher.once()
     assert len(transport.ids) == 1
     assert SECOND < dispatcher.next_due() <= 2.001 * SECOND
