@@ -74,10 +74,9 @@ def queue_name(name: str, prefix: str = "") -> str:
     """
     if not name.strip():
         raise InvalidMessage("destination", "must be the name of a queue, and is blank")
-    if address := queue_address(name):
-        whole = address.name
-    else:
-        whole = name if _has_prefix(name, prefix) else prefix + name
+    address = queue_address(name)
+    prefixed = name if _has_prefix(name, prefix) else prefix + name
+    whole = address.name if address else prefixed
     length = len(whole.encode("utf-16-le", "surrogatepass")) // 2
     if length > MAX_NAME:
         raise LimitExceeded(

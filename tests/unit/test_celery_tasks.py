@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-
 from airflow_delayed.celery import task
 from airflow_delayed.delivery import Connection
 from airflow_delayed.message import DelayedMessage, utcnow
