@@ -35,8 +35,8 @@ test-long: test ## the same and all that is only in it: each fault many times an
 test-newest: setup ## tests of RabbitMQ and the store on Debian sid's newest servers, as root; some: SERVERS="mysql mariadb"
 	@exec .venv/bin/python .ci/newest.py $(SERVERS) $(if $(RECORD),--record) $(if $(ARGS),--args='$(ARGS)')
 
-test-latest: setup ## unit tests and the example DAGs on the newest releases of all that the package needs, without constraints
-	@exec .ci/latest $(ARGS)
+test-latest: setup ## unit tests and the example DAGs on the newest releases of all that the package needs; a pre-release: AIRFLOW=3.4.0b2
+	@AIRFLOW=$(AIRFLOW) exec .ci/latest $(ARGS)
 
 security: lint ## known vulnerabilities of the pinned dependencies, and the fuzzers for about a minute
 	@exec .ci/security $(ARGS)

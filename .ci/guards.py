@@ -55,7 +55,7 @@ OF_THE_CORE = 240
 PRINTED = 10
 #: By room, "" for the core: what tests of several rooms may import. All modules of a room: "*".
 TEST_DOORS = {
-    "": "clock delivery errors identity links message nservicebus provider_info replies",
+    "": "celery clock delivery errors identity links message nservicebus provider_info replies",
     "cli": "*",
     "decorators": "*",
     "hooks": "*",

@@ -23,17 +23,9 @@ from airflow.sdk import timezone
 
 from airflow_delayed.delivery import Finding, State
 
-try:
-    # it is published there by name, and imported lazily
-    from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]
-except ImportError:
-    # Airflow 3.2
-    NEVER_EXPIRE = None
-
 __all__ = [
     "CLEAR_DELETES_STATE",
     "KEEPS_STATE",
-    "NEVER_EXPIRE",
     "RENDERS_TRIGGERS",
     "TRIGGERER_QUEUES",
     "AirflowException",
@@ -48,6 +40,7 @@ __all__ = [
     "core_timetable",
     "data_interval",
     "limits",
+    "never_expire",
     "stats",
 ]
 
@@ -84,7 +77,7 @@ def limits() -> Iterator[Finding]:
             why="a task that is tried again sends all from the top with the same ids, and refuses relative delays"
             " unless it has delay_from= or a store; Airflow 3.3 keeps it",
         )
-    elif NEVER_EXPIRE is None:
+    elif never_expire() is None:
         yield Finding(
             state=State.WARNING,
             resource=sdk,
@@ -93,6 +86,16 @@ def limits() -> Iterator[Finding]:
             why="the start of a task that is cleared after [state_store] default_retention_days is forgotten; please"
             " report this release of Airflow to airflow-provider-delayed",
         )
+
+
+def never_expire() -> Any:
+    """Return the retention of what a task keeps for good; None before Airflow 3.3."""
+    try:
+        # from Airflow 3.4 on this loads DAGs, Jinja and more, which a short command does without
+        from airflow.sdk import NEVER_EXPIRE  # type: ignore[attr-defined]
+    except ImportError:
+        return None
+    return NEVER_EXPIRE
 
 
 class TryStates(dict[str, Any]):

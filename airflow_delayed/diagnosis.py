@@ -134,7 +134,7 @@ T = TypeVar("T")
 
 
 def merged(found: Iterable[tuple[str, F]], join: Callable[[F, F], F]) -> list[tuple[str, F]]:
-    """Return findings by connection, the gravest first, without the findings that follow from another.
+    """Return findings by connection, the gravest and causes first, without the findings that follow from another.
 
     :param join: returns a cause with what follows from it.
     """
@@ -149,7 +149,8 @@ def merged(found: Iterable[tuple[str, F]], join: Callable[[F, F], F]) -> list[tu
             if _follows(name, consequence, conn_id, finding):
                 kept[number] = conn_id, join(finding, consequence)
                 break
-    kept.sort(key=lambda one: SEVERITIES.index(one[1].severity))
+    # a dispatcher may have ended because its broker is away
+    kept.sort(key=lambda one: (SEVERITIES.index(one[1].severity), one[1].code not in NO_ANSWER))
     return kept
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, Context, Decimal, InvalidOperation, Overflow
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_delayed.clock import utcnow as utcnow
 from airflow_delayed.errors import InvalidMessage, NaiveTime, short
@@ -69,6 +69,17 @@ class DelayedMessage:
     tag: str | None = None
     expires_at: datetime | None = None
     trace: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # Airflow asks for it to keep a task's result; a method would show the body among the rendered templates too
+            if name == "serialize":
+                raise TypeError(
+                    "a DelayedMessage cannot be the result of a task, which Airflow keeps as XCom: return it from a"
+                    " function with @task.delayed_send, which sends it, or return dictionaries of text"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __post_init__(self) -> None:
         if not isinstance(self.destination, str) or not self.destination:

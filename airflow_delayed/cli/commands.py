@@ -457,7 +457,10 @@ def confirmed(what: str) -> bool:
     """Ask on the terminal whether to go on, and return the answer; without a terminal it is no."""
     # not by input(), which writes the question where the output goes
     print(f"This would be: {what}. Go on? (y/N) ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not agreed and not sys.stdin.isatty():
+        print("No: there is no terminal to answer on; pass --yes. ", end="", file=sys.stderr)
+    return agreed
 
 
 def _by_id(found: Outcomes) -> list[dict[str, Any]]:

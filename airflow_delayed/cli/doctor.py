@@ -249,6 +249,9 @@ def _hold_over(store: DelayedStoreHook) -> list[Finding]:
     names, hold_over = sorted(store.staying()), config.hold_over()
     if not names or hold_over <= 2 * _HOLD_OVER:
         return []
+    # senders with until_due, or with a short hold_over of their own, hand nothing over ahead
+    if not any(store.pause(deliver_conn_id=name, dry_run=True).with_broker for name in names):
+        return []
     return [
         Finding(
             state=State.OK,

@@ -279,6 +279,11 @@ class ConnectionLoop:
         return time.monotonic() - max(self._claimed_at, claimed or -math.inf)
 
     @property
+    def stalled(self) -> bool:
+        """Whether it has delivered nothing for a minute of messages that have been due for as long."""
+        return self._dispatcher is not None and self._dispatcher.stalled
+
+    @property
     def in_flight(self) -> int:
         """How many messages it has leased."""
         return 0 if self._dispatcher is None else self._dispatcher.repository.in_flight
@@ -382,14 +387,15 @@ class DispatchService:
         return health(self._stopping.is_set() or all(alive.values()), {"alive": alive})
 
     def ready(self) -> Answer:
-        """Answer whether the database is reachable, and each connection's last claim is recent."""
+        """Answer whether the database is reachable, each connection's last claim is recent, and what is due leaves."""
         ages = {loop.conn_id: loop.since_claim for loop in self._loops}
         claimed = {name: None if math.isinf(age) else round(age, 1) for name, age in ages.items()}
         recent = all(age < CLAIMED for age in ages.values())
+        stalled = [loop.conn_id for loop in self._loops if loop.stalled]
         stopping = self._stopping.is_set()
         reachable = self._reachable
-        details = {"database": reachable, "seconds_since_claim": claimed, "stopping": stopping}
-        return health(reachable and recent and not stopping, details)
+        details = {"database": reachable, "seconds_since_claim": claimed, "stalled": stalled, "stopping": stopping}
+        return health(reachable and recent and not stalled and not stopping, details)
 
     def metrics(self) -> Answer:
         """Answer with the metrics of docs/airflow/metrics.md."""

@@ -40,7 +40,8 @@ class SqsDelayHook(SqsTransport, BaseHook):
 
     Up to 900 s SQS itself holds a message back in its destination. Beyond, with ``unrestricted_delay``, it waits in
     ``<destination>-delay.fifo``, and a FifoCycleSensor has to send it on. Delays are whole seconds, rounded up; at
-    least once, so a consumer recognises duplicates by the message id. A destination is the name of a standard queue.
+    least once, so a consumer recognises duplicates by the message id. A destination is the name of a standard queue, or
+    its URL or ARN if it is in the connection's own account.
 
     ``unrestricted_delay`` is off unless the connection's extra turns it on, as in NServiceBus's documentation, and for
     the same reasons: both sides have to know of it, each message costs 12 requests an hour (1.2 in full batches) while

@@ -38,10 +38,12 @@ from airflow_delayed.operators.task_state import (
 )
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Log, PreflightReport, Sending
+from airflow_delayed.sources.query import QueryFile
 from airflow_delayed.sources.templated import TemplatedSource, path_text
 from airflow_delayed.store.policy import OnConflict
 
 if TYPE_CHECKING:
+    import jinja2
     from airflow.sdk import Context
 
     from airflow_delayed.operators.withdrawal import Withdrawal
@@ -260,12 +262,23 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.stopped = False
         SendArguments.of(vars(self))
         if isinstance(source, TemplatedSource):
-            self.template_ext = source.template_ext
             # Airflow looks for other tasks' results in lists and dictionaries alone
             XComArg.apply_upstream_relationship(self, vars(source))
         for hidden in (messages, value, headers):
             # an argument that is no template field would otherwise not make its task come first
             XComArg.apply_upstream_relationship(self, hidden)
+
+    def render_template(
+        self,
+        content: Any,
+        context: Context,
+        jinja_env: jinja2.Environment | None = None,
+        seen_oids: set[int] | None = None,
+    ) -> Any:
+        """Render a template as Airflow does; of a query's file the query in it, wherever a text ends in ``.sql``."""
+        if isinstance(content, QueryFile):
+            content = f"{{% include {str(content)!r} %}}"
+        return super().render_template(content, context, jinja_env, seen_oids)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Check, then send; see the class."""

@@ -36,7 +36,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_delayed import compat
-from airflow_delayed.compat import NEVER_EXPIRE
+from airflow_delayed.compat import never_expire
 from airflow_delayed.delivery import DelayStore
 from airflow_delayed.message import utc
 from airflow_delayed.reports import Checkpoint
@@ -128,7 +128,7 @@ def load_first_try(
         if not kept and first.anchor is not None:
             _keep_anchor(context, first.anchor, store, new_ids=new_ids, known=anchor is not None)
         if began is None and state is not None:
-            state.set(_key(context, _BEGAN, new_ids), first.began.isoformat(), retention=NEVER_EXPIRE)
+            state.set(_key(context, _BEGAN, new_ids), first.began.isoformat(), retention=never_expire())
     return first
 
 
@@ -160,7 +160,7 @@ def _keep_anchor(context: Context, anchor: datetime, store: DelayStore | None, *
     logger.info("relative delays count from %s", anchor.isoformat())
     ti.xcom_push(key=ANCHOR_XCOM, value=anchor.isoformat())
     if state is not None:
-        state.set(_key(context, _ANCHOR, new_ids), anchor.isoformat(), retention=NEVER_EXPIRE)
+        state.set(_key(context, _ANCHOR, new_ids), anchor.isoformat(), retention=never_expire())
 
 
 def _may_be_deleted() -> bool:
@@ -189,7 +189,7 @@ def note_success(context: Context, counts: Mapping[str, Any] | None = None) -> N
     state = task_state(context)
     if state is not None:
         done: dict[str, Any] = {"turn": turn_of(context), "try": context["ti"].try_number, "counts": counts}
-        state.set(_DONE, done, retention=NEVER_EXPIRE)
+        state.set(_DONE, done, retention=never_expire())
 
 
 def earlier_success(context: Context) -> Mapping[str, Any] | None:
@@ -234,7 +234,7 @@ def note_waiting(context: Context, waiting: bool) -> None:
     if state is None:
         return
     if waiting:
-        state.set(_WAITS, turn_of(context), retention=NEVER_EXPIRE)
+        state.set(_WAITS, turn_of(context), retention=never_expire())
     else:
         state.delete(_WAITS)
 
@@ -269,7 +269,7 @@ class TaskCheckpoints:
         if self._state is None:
             return
         try:
-            self._state.set(self._key, checkpoint.to_json(), retention=NEVER_EXPIRE)
+            self._state.set(self._key, checkpoint.to_json(), retention=never_expire())
         except Exception as error:
             # Airflow's own, or that of a state store of the user's choice, whose text may hold secrets
             self._log.warning(
@@ -289,7 +289,7 @@ def stored_since(context: Context, now: Callable[[], datetime]) -> datetime:
     if since is None:
         since = now()
         if state is not None:
-            state.set(key, since.isoformat(), retention=NEVER_EXPIRE)
+            state.set(key, since.isoformat(), retention=never_expire())
     return since
 
 
@@ -321,7 +321,7 @@ def _first_of_turn(context: Context, now: datetime, key: str) -> tuple[datetime,
     if isinstance(kept, Mapping) and kept.get("turn") == turn_of(context) and kept.get("try") != ti.try_number:
         return utc(key, datetime.fromisoformat(str(kept["at"]))), True
     first: dict[str, Any] = {"turn": turn_of(context), "try": ti.try_number, "at": now.isoformat()}
-    state.set(key, first, retention=NEVER_EXPIRE)
+    state.set(key, first, retention=never_expire())
     return now, False
 
 

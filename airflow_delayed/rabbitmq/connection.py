@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from copy import copy
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +34,7 @@ from airflow_delayed.rabbitmq.wire import DecodingAsyncioConnection, DecodingSel
 if TYPE_CHECKING:
     from pika.connection import Connection, Parameters
 
+log = logging.getLogger(__name__)
 #: Seconds to connect to a host and log in, unless the extra ``connection_timeout`` says otherwise: of one host, and of
 #: each of several. The kernel of a host whose broker is frozen still accepts connections, so only the time tells.
 CONNECTION_TIMEOUT, CONNECTION_TIMEOUT_OF_SEVERAL = 15.0, 5.0
@@ -41,6 +44,15 @@ BLOCKED_TIMEOUT = 300.0
 CONFIRM_TIMEOUT = 60.0
 #: Extras that need TLS; without it they are refused, since the user who sets them relies on it.
 _TLS_EXTRAS = ("cacertfile", "certfile", "keyfile", "verify", "server_name_indication")
+#: All extras of a connection.
+EXTRAS = (
+    *("ssl", *_TLS_EXTRAS, "auth_mechanism", "heartbeat", "connection_timeout", "blocked_timeout", "confirm_timeout"),
+    *("management_url", "topology", "routing"),
+)
+#: A name that speaks of security, in any case and with any separators. Whoever sets such an extra relies on it.
+_SECURITY = re.compile(
+    r"ssl|tls|cert|^ca([_-]|file|path|$)|verif|key-?_?file|cipher|secur|^sni$|server_?name|auth_?mech", re.IGNORECASE
+)
 
 
 class BrokerParameters(ConnectionParameters):
@@ -83,6 +95,7 @@ def parameters(
     :raises TransportUnavailable: a certificate file cannot be read; it is named.
     """
     extras = _Extras(conn_id, extra)
+    extras.check_names()
     context = ssl_context(conn_id, conn_type=conn_type, extra=extra)
     # a float as pika has it, and the same for each step before the login
     timeout = extras.number("connection_timeout", "a whole number of milliseconds, 1 or more", 1, whole=True)
@@ -198,6 +211,14 @@ def ssl_context(
     return context
 
 
+@cache
+def _warn_of_extra(conn_id: str, name: str) -> None:
+    # once a process: a connection's extras are read again for each send
+    nearest = get_close_matches(name.lower(), EXTRAS, 1)
+    advice = f"did you mean {nearest[0]!r}?" if nearest else f"those of this package are {', '.join(EXTRAS)}"
+    log.warning("connection %r: the extra %r is unknown and ignored; %s", conn_id, name, advice)
+
+
 class _Extras:
     """Reads the values of extras, which are text if they come from a URI or a form."""
 
@@ -213,6 +234,19 @@ class _Extras:
             f"connection {self._conn_id!r}: {name} {self.text(name)!r} cannot be used: {why}. It has to lie on every"
             " machine that sends, readable for Airflow's user"
         )
+
+    def check_names(self) -> None:
+        """Refuse an unknown extra that speaks of security; warn of any other, which may be another provider's."""
+        for name in self._extra.keys() - EXTRAS:
+            if self._extra[name] is None or self._extra[name] == "":
+                continue
+            if _SECURITY.search(name):
+                raise self.error(
+                    name,
+                    "is unknown, and would not protect the connection. TLS is the extra ssl (true), or the connection"
+                    f" type amqps; it is set by {', '.join(_TLS_EXTRAS)} and auth_mechanism, in lower case",
+                )
+            _warn_of_extra(self._conn_id, name)
 
     def text(self, name: str) -> str | None:
         value = self._extra.get(name)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from pika import BasicProperties
 from pika.data import decode_value, encode_table
 
+from airflow_delayed.celery import TASK_ID, is_task
 from airflow_delayed.message import DelayedMessage, traced_headers
 from airflow_delayed.nservicebus import DELIVER_AT, nservicebus_time
 from airflow_delayed.rabbitmq.topology import (
@@ -120,11 +121,12 @@ class MessagePropertiesWriter:
 
     def _plain(self, message: DelayedMessage, now: datetime, level: str | None) -> bytes:
         given = message.headers
+        task_id = header(TASK_ID, message.message_id) if given and is_task(given) and TASK_ID not in given else b""
         return b"".join(
             (
                 _PLAIN_FLAGS,
                 short(given[CONTENT_TYPE]) if given and CONTENT_TYPE in given else _BYTES,
-                self._table(message, level),
+                self._table(message, level, more=task_id),
                 _PERSISTENT,
                 short(message.message_id),
                 int(now.timestamp()).to_bytes(8, "big"),

@@ -186,14 +186,25 @@ class Topology:
     def check_destination(self, destination: str) -> None:
         """Check that a destination can be one of this topology.
 
-        :raises LimitExceeded: it is too long for a routing key, has an empty word, a word that is ``*`` or ``#``, or is
-            a part of the topology itself.
+        :raises LimitExceeded: it is too long for a routing key, has an empty word, a word that is ``*`` or ``#``, is
+            a part of the topology itself, or would get messages for another destination.
         """
         self.digits.check_destination(destination)
         if destination in (self.unroutable_queue, self.delivery_exchange) or destination.startswith(self.level_prefix):
             raise LimitExceeded(
                 "destination", f"{destination!r} is a part of the delay levels themselves; choose another"
             )
+        if other := self.copied(destination):
+            raise LimitExceeded(
+                "destination",
+                f"{destination!r} has the form of a delay's routing key, so that it would get messages for {other!r} at"
+                " once; choose another",
+            )
+
+    def copied(self, queue: str) -> str | None:
+        """Return the destination whose messages a queue gets at once, for its name is their routing key; None: none."""
+        key = self.digits.split_key(queue) if self.entry == "direct" else None
+        return key[1] if key else None
 
     def binding_key(self, destination: str) -> str:
         """Return the key that binds a destination to the delivery exchange.

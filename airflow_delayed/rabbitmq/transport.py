@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from airflow_delayed.celery import warning_without_task
 from airflow_delayed.delivery import (
     BatchBounds,
     Clock,
@@ -24,7 +25,7 @@ from airflow_delayed.lineage import Dataset, rabbitmq_queue
 from airflow_delayed.message import DelayedMessage, ceil_seconds, delay_seconds
 from airflow_delayed.nservicebus import warning_without_type
 from airflow_delayed.rabbitmq import declare
-from airflow_delayed.rabbitmq.topology import DELAYED, Topology, check_message, fits, topology_of
+from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, Topology, check_message, fits, topology_of
 
 if TYPE_CHECKING:
     from pika import ConnectionParameters
@@ -213,8 +214,10 @@ class RabbitMQTransport(Delivery):
         check_message(message, delay_seconds(message.due_at, now), self.topology)
 
     def receiver_warning(self, message: DelayedMessage) -> str | None:
-        """Return a line for the log about a message without a type, on a topology of NServiceBus."""
-        return warning_without_type(message) if self.topology.headers == "nservicebus" else None
+        """Return a line for the log about a message that an NServiceBus endpoint or Celery worker cannot handle."""
+        if self.topology.headers == "nservicebus":
+            return warning_without_type(message)
+        return warning_without_task(message) if self.topology == CELERY else None
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send each message into the delay levels and return when the broker has confirmed all of them.

@@ -263,6 +263,14 @@ def _facts(part: Binding) -> BindingFacts:
 def leaks(topology: Topology, destinations: Iterable[str], facts: Facts) -> Iterator[Finding]:
     """Name each pair of destinations, bound or to be verified, of which one also gets the messages for the other."""
     bound = [one for one in facts.bindings or () if one.source == topology.delivery_exchange]
+    for name in sorted(facts.queues or ()):
+        if other := topology.copied(name):
+            yield warning(
+                "leak",
+                f"queue {name}",
+                f"its name has the form of a delay's routing key, so that it gets messages for {other} at once; give it"
+                " another name",
+            )
     if topology.binding == "exact":
         for one in bound:
             if one.key != topology.binding_prefix + one.target:

@@ -22,6 +22,12 @@ _FIRST_ROWS, _MOST_ROWS = 256, 8192
 _FETCHED_BYTES = 8 * 1024 * 1024
 
 
+class QueryFile(str):
+    """The name of a file with a query: rendering a task's templates puts the query in its place."""
+
+    __slots__ = ()
+
+
 class SqlSource(TemplatedSource):
     """The rows of a query, read through a server-side cursor where the driver has one.
 
@@ -36,10 +42,9 @@ class SqlSource(TemplatedSource):
     """
 
     template_fields = ("sql", "conn_id", "parameters")
-    template_ext = (".sql",)
 
     def __init__(self, sql: str, conn_id: str, *, parameters: Mapping[str, Any] | Sequence[Any] | None = None) -> None:
-        self.sql = sql
+        self.sql = QueryFile(sql) if isinstance(sql, str) and sql.endswith(".sql") else sql
         self.conn_id = conn_id
         self.parameters = parameters
 

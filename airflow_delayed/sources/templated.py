@@ -25,8 +25,6 @@ class TemplatedSource(ABC):
     """Rows as a DAG names them. Its ``template_fields`` are rendered with those of its operator."""
 
     template_fields: ClassVar[Sequence[str]] = ()
-    #: Endings of files that a field may name in place of its text.
-    template_ext: ClassVar[Sequence[str]] = ()
 
     @abstractmethod
     def open(self, spool: Spool, *, naive_ok: bool) -> Source:

@@ -168,6 +168,9 @@ class QueueAdmin:
         found = {destination: self.look(destination) for destination in names}
         findings, target = self._dead_letter(settings, mode, found.values()) if names else ([], None)
         for destination, there in found.items():
+            if there is None and (foreign := self.urls.foreign(destination)):
+                findings.append(foreign)
+                continue
             findings += self._destination(destination, there, settings, mode, target)
             if far:
                 findings += self.delay_queue(destination, settings, mode)
@@ -203,6 +206,8 @@ class QueueAdmin:
         """Return the URL of the queue for messages that cannot be delivered; it is created if it does not exist."""
         url = self.urls.url(name)
         if url is None:
+            if self.urls.foreign(name):
+                raise self.urls.missing(name)
             queue = self.urls.name(name)
             with translated(self.conn_id, f"create queue {queue}"):
                 # it keeps messages for as long as SQS can
@@ -239,6 +244,8 @@ class QueueAdmin:
             return [], None
         there, name = self.look(wanted), self.urls.name(wanted, False)
         if there is None:
+            if foreign := self.urls.foreign(wanted):
+                return [replace(foreign, destination=None)], None
             if not mode.make_others:
                 return [Finding(state=State.MISSING, resource=queues.resource(name))], None
             made = self._create(name, dead_letter_attributes(settings), None, mode)

@@ -118,17 +118,40 @@ class QueueUrls:
         return (queues.delay_queue_name if fifo else queues.queue_name)(destination, self.prefix)
 
     def url(self, destination: str, fifo: bool = False) -> str | None:
-        """Return a queue's URL, or None if there is no such queue."""
+        """Return a queue's URL, or None if there is no such queue in the connection's account and region."""
         if (destination, fifo) not in self._urls:
-            name = self.name(destination, fifo)
+            name, address = self.name(destination, fifo), queues.queue_address(destination)
+            if address and address.region not in (None, self.client.meta.region_name):
+                return None
             with translated(self.conn_id, f"look up queue {name}"):
                 try:
-                    self._urls[destination, fifo] = self.client.get_queue_url(QueueName=name)["QueueUrl"]
+                    url = self.client.get_queue_url(QueueName=name)["QueueUrl"]
                 except ClientError as error:
                     if not is_missing(error):
                         raise
                     return None
+            if address and url.split("/")[-2] != address.account:
+                return None
+            self._urls[destination, fifo] = url
         return self._urls[destination, fifo]
+
+    def foreign(self, destination: str) -> Finding | None:
+        """Return the finding for a URL or ARN at which :meth:`url` found no queue; None for a name.
+
+        Such a queue is not created: it may be in another account.
+        """
+        address = queues.queue_address(destination)
+        if address is None:
+            return None
+        return Finding(
+            state=State.DIFFERS,
+            resource=f"destination {destination}",
+            destination=destination,
+            wanted=f"a queue of the connection's own account in region {self.client.meta.region_name}",
+            found=f"{address.name} of account {address.account} in region {address.region or 'unknown'}",
+            remedy="send to a queue of another account or region through a connection of that one, which may take on a"
+            f" role there (role_arn); to make a queue with this connection, name it {address.name!r}",
+        )
 
     def existing(self, destination: str, fifo: bool = False) -> str:
         """Return a queue's URL.
@@ -142,7 +165,8 @@ class QueueUrls:
 
     def missing(self, destination: str, fifo: bool = False) -> TopologyError:
         """Return the error for a queue that does not exist."""
-        finding = Finding(
+        foreign = None if fifo else self.foreign(destination)
+        finding = foreign or Finding(
             state=State.MISSING,
             resource=queues.resource(self.name(destination, fifo)),
             # a delay queue that is missing does not make its destination a missing one

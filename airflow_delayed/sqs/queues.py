@@ -7,6 +7,7 @@ so that its endpoints and this package find the same queues.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
 
@@ -27,20 +28,55 @@ RETENTION = 345_600
 MIN_RETENTION = 2 * MAX_DELAY
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
+_REGION = r"[a-z]{2}(?:-[a-z]+)+-\d+"
+_NAME = r"(?P<name>[A-Za-z0-9_-]+(?:\.fifo)?)"
+_ARN = re.compile(rf"arn:[a-z-]+:sqs:(?P<region>{_REGION}):(?P<account>\d+):{_NAME}")
+#: A URL's host may stand without ``https://``, as in older consoles.
+_URL = re.compile(rf"(?:https?://[^/@\s]+|[\w.-]+\.amazonaws\.com(?:\.cn)?)/(?:\S+/)?(?P<account>[^/\s]+)/{_NAME}")
+_REGION_OF_URL = re.compile(rf"(?<![\w-]){_REGION}(?![\w-])")
+
+
+class QueueAddress(NamedTuple):
+    """A queue that is named by its URL or ARN. Some URLs have no region."""
+
+    region: str | None
+    account: str
+    name: str
+
+
+def queue_address(destination: str) -> QueueAddress | None:
+    """Read a destination that is a queue's URL or ARN; None: it is a name.
+
+    :raises InvalidMessage: it is another URL or ARN.
+    """
+    if parts := _ARN.fullmatch(destination):
+        return QueueAddress(parts["region"], parts["account"], parts["name"])
+    if parts := _URL.fullmatch(destination):
+        region = _REGION_OF_URL.search(destination.removesuffix(parts["name"]))
+        return QueueAddress(region[0] if region else None, parts["account"], parts["name"])
+    if destination.lower().startswith("arn:") or "://" in destination:
+        raise InvalidMessage(
+            "destination",
+            "must be the name of a queue in SQS, its URL (https://sqs.<region>.amazonaws.com/<account>/<name>), or its"
+            " ARN (arn:aws:sqs:<region>:<account>:<name>)",
+        )
+    return None
 
 
 def queue_name(name: str, prefix: str = "") -> str:
     """Return the name that a queue has in SQS: the prefix, unless it is there already, and only legal characters.
 
     Whatever is not an ASCII letter, a digit, ``-`` or ``_`` becomes ``-``, but for a trailing ``.fifo``. A name that
-    came out of this function goes through it unchanged.
+    came out of this function goes through it unchanged. The name in a URL or an ARN stays, without the prefix.
 
     :raises LimitExceeded: name and prefix have more than 80 characters.
-    :raises InvalidMessage: the name is blank.
+    :raises InvalidMessage: the name is blank, or a URL or an ARN that is not a queue's.
     """
     if not name.strip():
         raise InvalidMessage("destination", "must be the name of a queue, and is blank")
-    whole = name if _has_prefix(name, prefix) else prefix + name
+    address = queue_address(name)
+    prefixed = name if _has_prefix(name, prefix) else prefix + name
+    whole = address.name if address else prefixed
     length = len(whole.encode("utf-16-le", "surrogatepass")) // 2
     if length > MAX_NAME:
         raise LimitExceeded(

@@ -395,10 +395,12 @@ class SqsTransport(Delivery):
             return self._urls.existing(destination, fifo)
         if url := self._urls.url(destination):
             return url
+        foreign = self._urls.foreign(destination)
+        remedy = foreign and f"its account and region are not the connection's: {foreign.remedy}"
         raise DestinationMissing(
             self.conn_id,
             [destination],
-            "create the queue, or run TopologyInstallOperator(..., create_destinations=True)",
+            remedy or "create the queue, or run TopologyInstallOperator(..., create_destinations=True)",
         )
 
     def _allow_far(self) -> None:
@@ -424,10 +426,11 @@ class SqsTransport(Delivery):
                 "destination",
                 f"{destination!r} is a FIFO queue; name the standard queue that messages are delivered to",
             )
-        errors = error_queue or f"{destination}{queues.ERROR_SUFFIX}"
+        address = queues.queue_address(destination)
+        errors = error_queue or f"{address.name if address else destination}{queues.ERROR_SUFFIX}"
         if (destination, errors) in self._delay_queues:
             return self._delay_queues[destination, errors]
-        fifo_url, destination_url = self._urls.existing(destination, True), self._urls.existing(destination)
+        destination_url, fifo_url = self._urls.existing(destination), self._urls.existing(destination, True)
         if errors.endswith(queues.FIFO):
             raise LimitExceeded("error_queue", f"{errors!r} is a FIFO queue; name a standard one")
         admin = self._admin

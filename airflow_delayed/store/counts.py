@@ -278,7 +278,7 @@ def count(
     minutes: int = 0,
     database_time: DatabaseTime = database_time,
 ) -> StoreCounts:
-    """Count, in one read-only transaction.
+    """Count, at one moment.
 
     :raises ValueError: ``hours`` is negative or over 744, ``minutes`` negative or over 1440, or ``overdue`` negative.
     """
@@ -290,7 +290,7 @@ def count(
         raise ValueError(f"overdue={overdue} is negative")
     table, failed = tables.messages, tables.failed
     matching, matching_failed = wanted.stable_conditions(tables, table), wanted.stable_conditions(tables, failed)
-    with engine.connect().execution_options(read_only=True) as connection:
+    with dialect_of(engine).snapshot(engine) as connection:
         now = database_time(connection)
         soon = table.c.Time <= now + FARTHEST_LOOKAHEAD
         # no message expires before it is due, so a message that is not due yet either waits or is tried again

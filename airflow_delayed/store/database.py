@@ -143,6 +143,10 @@ class Dialect:
     def allow_readers(self, engine: Engine) -> None:
         """Let readers go on while another connection writes; on all but SQLite they always do."""
 
+    def snapshot(self, engine: Engine) -> Connection:
+        """Return a connection all of whose statements see the database as it was at the first of them."""
+        return engine.connect().execution_options(isolation_level="REPEATABLE READ")
+
     def read_only(self, engine: Engine) -> Connection:
         """Return a connection that only reads; each statement sees what was committed before it."""
         return engine.connect().execution_options(read_only=True)

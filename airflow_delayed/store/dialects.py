@@ -381,6 +381,10 @@ class SQLite(Dialect):
         event.listen(engine, "connect", self._connected)
         event.listen(engine, "begin", self._begun)
 
+    def snapshot(self, engine: Engine) -> Connection:
+        """Return a connection that only reads; each of SQLite's transactions is a snapshot."""
+        return engine.connect().execution_options(read_only=True)
+
     @staticmethod
     def _connected(connection: Any, _record: object) -> None:
         connection.isolation_level = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from sqlalchemy import Column, Connection, Engine, func, or_, select
@@ -16,6 +16,7 @@ from airflow_delayed.store import pauses
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.filters import BOTH, MessageFilter, MessageState, moments
 from airflow_delayed.store.pauses import holds_of, not_held
+from airflow_delayed.store.records import delivered_by
 from airflow_delayed.store.remembered_ids import FIRST_ID
 from airflow_delayed.store.schema import Tables
 
@@ -78,6 +79,27 @@ def oldest_due_seconds(engine: Engine, tables: Tables) -> float:
     return 0.0 if oldest is None else (now - oldest).total_seconds()
 
 
+def count_overdue(
+    connection: Connection,
+    tables: Tables,
+    deliver_conn_ids: Sequence[str | None],
+    now: datetime,
+    late: timedelta,
+    limit: int,
+) -> int:
+    """Count messages that have been due for so long and could be sent, up to a limit; no paused ones.
+
+    :param deliver_conn_ids: of these connections; None stands for the queue tables of the store's own database.
+    """
+    table = tables.messages
+    free = not_held(tables, holds_of(pauses.read(connection, tables), now))
+    alive = or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now)
+    tried = or_(table.c.NextTry.is_(None), table.c.NextTry <= now)
+    chosen = or_(*(delivered_by(table, name) for name in deliver_conn_ids))
+    overdue = select(table.c.Id).where(table.c.Time <= now - late, chosen, alive, tried, *free).limit(limit)
+    return int(connection.execute(select(func.count()).select_from(overdue.subquery())).scalar_one())
+
+
 def matching(engine: Engine, tables: Tables, wanted: MessageFilter, limit: int) -> int:
     """Count the messages that match a filter, failed ones too, up to a limit."""
     with dialect_of(engine).read_only(engine) as connection:
@@ -129,7 +151,7 @@ def search(engine: Engine, tables: Tables, text: str) -> list[SearchMatch]:
     messages, failed, past = tables.messages, tables.failed, tables.past
     searched: dict[SearchField, Sequence[Column[Any]]] = {
         "id": (messages.c.Id, failed.c.Id, past.c.Id),
-        "tag": (messages.c.Tag, failed.c.Tag),
+        "tag": (messages.c.Tag, failed.c.Tag, past.c.Tag),
         "destination": (messages.c.Destination, failed.c.Destination),
         "dag_id": (tables.runs.c.DagId,),
     }

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from math import inf
 from typing import Any, Literal, get_args
 
 from airflow_delayed.errors import check_choice, some
@@ -22,6 +21,8 @@ MAX_DESTINATION = 200
 #: Bytes of a destination that is a table: PostgreSQL cuts longer names.
 MAX_QUEUE_NAME = 63
 
+#: The smallest and the largest rate, in messages a second: one in eleven days, and more than a database can claim.
+LEAST_RATE, MOST_RATE = 1e-6, 1e6
 #: The default of ``claim_timeout``, and the shortest lease of a store that implements the protocol.
 LEASE = timedelta(seconds=30)
 #: How long a part of the work may fail until its circuit breaker trips.
@@ -101,8 +102,11 @@ class DispatchPolicy:
             raise ValueError(
                 f"maximum_recovery_failures_per_second={self.maximum_recovery_failures_per_second} must be more than 0"
             )
-        if self.max_rate is not None and not 0 < self.max_rate < inf:
-            raise ValueError(f"max_rate={self.max_rate} must be more than 0 messages a second, and finite, or None")
+        if self.max_rate is not None and not LEAST_RATE <= self.max_rate <= MOST_RATE:
+            raise ValueError(
+                f"max_rate={self.max_rate} must be from {LEAST_RATE:f} to {MOST_RATE:,.0f} messages a second, or None"
+                " for no limit"
+            )
         if self.remember < timedelta(0):
             raise ValueError(f"remember={self.remember} must not be negative")
         if self.claim_timeout < timedelta(seconds=1):

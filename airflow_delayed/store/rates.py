@@ -21,12 +21,10 @@ from airflow_delayed.store.audit import AuditEntry
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.engine import retried
-from airflow_delayed.store.policy import MAX_DESTINATION
+from airflow_delayed.store.policy import LEAST_RATE, MAX_DESTINATION, MOST_RATE
 from airflow_delayed.store.records import delivered_by
 from airflow_delayed.store.schema import Tables, UtcTime
 
-#: The smallest and the largest rate, in messages a second: one in eleven days, and more than a database can claim.
-LEAST_RATE, MOST_RATE = 1e-6, 1e6
 #: After a pause, as many messages may be claimed at once as in so many seconds; at least one.
 BURST_SECONDS = 1.0
 #: A claim waits for the tokens of so many seconds, at least for one token: a claim for each token would cost too much.

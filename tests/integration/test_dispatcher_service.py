@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -222,6 +223,28 @@ def test_a_broker_that_is_away_holds_up_no_other(store: Store, replicas: Replica
     assert replicas.sent() == []
     away.unlink()
     eventually(lambda: replicas.sent() == ["waits"], PATIENCE)
+    replica.become("/ready", 200)
+
+
+@on_sqlite
+def test_one_that_delivers_nothing_of_what_is_due_is_not_ready_and_says_so(
+    store: Store, replicas: Replicas, tmp_path: Path
+):
+    hook = store.installed()
+    away = tmp_path / "away"
+    hook.send([message("soon", hook.now())])
+    words = ["--give-up-after", "0"]
+    replica = replicas.start(store.conn_id, None, *words, stalled=1.0, away={"broker": str(away)})
+    eventually(lambda: replicas.sent() == ["soon"], PATIENCE)
+    replica.become("/ready", 200)
+    away.touch()
+    hook.send([message(f"waits{number}", hook.now() - 60 * SECOND) for number in range(3)])
+    replica.become("/ready", 503)
+    assert json.loads(ask(replica.port, "/ready")[1])["stalled"] == ["broker"]
+    line = r"1 messages dispatched so far, 3 overdue, broker fails since \d\d:\d\d:\d\d UTC"
+    eventually(lambda: re.search(line, replica.log.read_text()), PATIENCE)
+    assert replica.status("/live") == 200
+    away.unlink()
     replica.become("/ready", 200)
 
 

@@ -117,7 +117,11 @@ def test_a_destination_is_that_of_the_brokers_or_of_a_store_alone(store: Store, 
 def test_beside_a_dispatcher_that_stays_a_short_hold_over_is_advised(store: Store, connect, doctor):
     connect("broker", conn_type="sqlite", host="unused.db")
     hook = store.installed()
-    dispatcher = store.dispatcher(hook, Transport(), stays=True)
+    dispatcher = store.dispatcher(hook, Transport(), stays=True, lookahead=timedelta(minutes=15))
+    dispatcher.once()
+    # nothing is handed over ahead, where all messages have until_due
+    assert "hold_over" not in doctor("--conn-id", store.conn_id)[1]
+    hook.send([message("ahead", hook.now() + timedelta(minutes=10))])
     dispatcher.once()
     out = doctor("--conn-id", store.conn_id)[1]
     assert f"A dispatcher stays for broker at store {store.conn_id!r}, and hold_over is 900 s; with 30 s" in out

@@ -103,6 +103,43 @@ def test_a_prefix_from_the_connection(world: World, connect):
     assert world.url_of(f"{prefix}orders-delay.fifo")
 
 
+def test_a_url_or_arn_of_the_connections_account_is_that_queue(world: World, connect):
+    world.install()
+    prefixed = sqs.connection(world.url, queue_name_prefix="dev-", unrestricted_delay=True)
+    hook = SqsDelayHook(connect("sqs_addresses", **prefixed))
+    addresses = world.url_of(world.queue), world.attributes(world.queue)["QueueArn"]
+    for number, address in enumerate(addresses):
+        assert states(hook.install([address], create_destinations=True)) == [State.OK, State.OK]
+        hook.send([world.message(0, f"m{number}", destination=address)])
+        assert hook.waiting(address) == 0
+        assert hook.life(address).destination.queue == world.queue
+    assert world.ids() == ["m0", "m1"]
+
+
+@pytest.mark.parametrize("other", ["account", "region", "name"])
+def test_a_queue_of_another_account_is_an_error_and_none_is_made(world: World, other: str):
+    world.install()
+    arn = world.attributes(world.queue)["QueueArn"]
+    region, account = arn.split(":")[3:5]
+    change = {"account": (account, "210987654321"), "region": (region, "ap-south-2"), "name": ("orders", "remind")}
+    foreign = arn.replace(*change[other])
+    name = foreign.rsplit(":", 1)[-1]
+    before = world.client.list_queues(QueueNamePrefix=name).get("QueueUrls", [])
+    possible = "through a connection of that one, which may take on a role there .role_arn.; to make a queue"
+    for refused, method in (
+        (TopologyError, lambda: world.hook.install([foreign], create_destinations=True)),
+        (DestinationMissing, lambda: world.hook.send([world.message(0, destination=foreign)])),
+        (DestinationMissing, lambda: world.hook.send([world.message(2000, destination=foreign)])),
+        (TopologyError, lambda: world.hook.cycle(foreign)),
+        (TopologyError, lambda: world.hook.life(foreign)),
+    ):
+        with pytest.raises(refused, match=possible):
+            method()
+    (problem,) = world.hook.verify([foreign]).problems
+    assert problem.destination == foreign
+    assert world.client.list_queues(QueueNamePrefix=name).get("QueueUrls", []) == before
+
+
 def test_what_arrives_is_what_was_sent(world: World):
     world.install()
     many = {f"Header.{number}": f"wert {number} ü" for number in range(11)}

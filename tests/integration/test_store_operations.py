@@ -9,7 +9,7 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
 from support.standing import give_up, hold, lock, mark_dispatched, pause, release, renew, settle
 from support.stores import Store, message, on_postgres_too
 
@@ -54,6 +54,26 @@ KINDS = ["waiting", "failed", "flying", "left", "gone", "cancelled", "lives", "o
 
 def left(hook: DelayedStoreHook) -> set[str]:
     return {one.message_id for one in hook.list()}
+
+
+def test_counts_are_of_one_moment(store: Store) -> None:
+    """Whatever is stored and leased between two of their statements."""
+    hook, other = store.installed(), store.hook()
+    hook.send([message("waits", LATER)])
+    began = []
+
+    @event.listens_for(hook.engine, "after_cursor_execute")
+    def change(connection: object, cursor: object, statement: str, *_: object) -> None:
+        if "overdue" in statement and not began:
+            began.append(statement)
+            other.send([message(f"due{number}", other.now() - HOUR) for number in range(3)])
+            for number in range(3):
+                hold(other, f"due{number}")
+
+    assert {name: number for name, number in hook.counts().numbers().items() if number} == {"waiting": 1}
+    assert began
+    later = {name: number for name, number in hook.counts().numbers().items() if number}
+    assert later == {"waiting": 1, "in_flight": 3, "overdue": 3}
 
 
 def audit(hook: DelayedStoreHook) -> list[tuple[str, str, dict, dict]]:

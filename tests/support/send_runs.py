@@ -49,6 +49,8 @@ class Run:
         self.slept = []
         self.options = None
         deliver_by(monkeypatch, self.delivery, self.holding)
+        # as in Airflow 3.3; a test of what a later one does turns it on
+        monkeypatch.setattr("airflow_delayed.compat.CLEAR_DELETES_STATE", False)
 
     def holding(self, conn_id, deliver_conn_id, **options):
         self.options = options
@@ -80,6 +82,7 @@ class Run:
             map_index=self.map_index,
             max_tries=self.max_tries,
             try_number=self.try_number,
+            task=None,
             xcom_push=lambda key, value: self.xcoms.update({key: value}),
         )
         dag_run = SimpleNamespace(run_type=DagRunType(self.run_type), start_date=NOW)

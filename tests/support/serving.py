@@ -16,6 +16,7 @@ from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import DelayedMessage, utcnow
+from airflow_delayed.store.dispatch import dispatcher
 from airflow_delayed.store.policy import DispatchPolicy
 from support.dispatching import Journal
 
@@ -46,12 +47,13 @@ def serve(
     hangs_after: int | None = None,
     grace: float | None = None,
     reachable: float | None = None,
+    stalled: float | None = None,
     away: dict[str, str] | None = None,
 ) -> None:
     """Run the command; what it is asked for often, it is asked for more often here.
 
     :param hangs_after: the broker hangs when it has taken so many messages.
-    :param grace, reachable: seconds in place of the service's own.
+    :param grace, reachable, stalled: seconds in place of the service's own.
     :param away: by connection, the file whose broker is away while the file is there.
     """
 
@@ -67,6 +69,8 @@ def serve(
         service.GRACE = grace
     if reachable is not None:
         service.REACHABLE = reachable
+    if stalled is not None:
+        dispatcher.STALLED = stalled
     logging.getLogger("airflow_delayed").addHandler(logging.FileHandler(log))
     args = cli_parser.get_parser().parse_args(["delayed", "dispatcher", *arguments])
     args.func(args)

@@ -23,7 +23,7 @@ def hook(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     "lacking, value, code",
-    [("KEEPS_STATE", False, "airflow-keeps-no-state"), ("NEVER_EXPIRE", None, "airflow-state-expires")],
+    [("KEEPS_STATE", False, "airflow-keeps-no-state"), ("never_expire", lambda: None, "airflow-state-expires")],
 )
 def test_what_this_airflow_lacks_is_a_warning(hook, monkeypatch, caplog, lacking, value, code):
     assert [finding.code for finding in hook.verify([]) if finding.code] == []

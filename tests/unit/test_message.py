@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import pickle
 import re
+from copy import copy
 from datetime import datetime, timedelta, timezone
 from fractions import Fraction
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
+from airflow.serialization.helpers import serialize_template_field
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +33,18 @@ AWARE = st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(9998, 1,
 
 def message(**changes):
     return DelayedMessage(**{"destination": "mail", "body": b"x", "due_at": DUE, "message_id": "m-1", **changes})
+
+
+def test_as_the_result_of_a_task_the_error_names_the_decorator():
+    serde = next(
+        import_module(name) for name in ("airflow.sdk.serde", "airflow.serialization.serde") if find_spec(name)
+    )
+    with pytest.raises(TypeError, match=r"@task\.delayed_send"):
+        serde.serialize([message()])
+    assert not hasattr(message(), "no_such_attribute")
+    assert pickle.loads(pickle.dumps(message())) == copy(message()) == message()
+    # among rendered templates the body is not shown
+    assert "body" not in str(serialize_template_field({"names": [message(body=b"secret")]}, "op_kwargs"))
 
 
 def test_due_time_is_kept_in_utc():

@@ -115,7 +115,7 @@ def test_a_message_without_a_type_is_warned_of_before_it_is_sent(run, log, monke
 
 @pytest.mark.parametrize(
     "conn_type, extra",
-    [("rabbitmq_delayed", {}), ("rabbitmq_delayed", {"topology": "celery"}), ("aws", {}), ("aws", {"envelope": "raw"})],
+    [("rabbitmq_delayed", {}), ("aws", {}), ("aws", {"envelope": "raw"})],
 )
 def test_other_receivers_need_no_type(conn_type, extra) -> None:
     message = DelayedMessage(destination="q", body=b"", due_at=utcnow(), message_id="m")

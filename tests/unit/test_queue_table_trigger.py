@@ -53,7 +53,8 @@ def test_a_stream_is_of_one_table_and_one_way_to_read_it():
         ({"triggerer_queue": "near"}, r"triggerer_queue= needs Airflow 3\.4"),
     ],
 )
-def test_a_wrong_argument_is_named_when_the_dag_is_parsed(arguments, problem):
+def test_a_wrong_argument_is_named_when_the_dag_is_parsed(arguments, problem, monkeypatch):
+    monkeypatch.setattr("airflow_delayed.compat.TRIGGERER_QUEUES", False)
     with pytest.raises(ValueError, match=problem):
         QueueTableTrigger(**{"conn_id": "c", "queue": "q", **arguments})
 

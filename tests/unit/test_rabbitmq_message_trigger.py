@@ -37,6 +37,7 @@ def test_airflow_takes_watchers_given_alike_for_one():
 def test_the_queue_of_triggerers_is_not_rabbitmqs(monkeypatch):
     # from 3.4 on Airflow reads this attribute of a watcher's trigger
     assert getattr(RabbitMQMessageTrigger("c", "orders"), "queue", None) is None
+    monkeypatch.setattr(compat, "TRIGGERER_QUEUES", False)
     with pytest.raises(ValueError, match=r"triggerer_queue= needs Airflow 3\.4"):
         RabbitMQMessageTrigger("c", "orders", triggerer_queue="near the broker")
     seen = {}

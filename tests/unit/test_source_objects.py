@@ -350,6 +350,23 @@ def test_fields_are_templates_and_the_dags_own_object_stays_as_it_is(run, databa
     assert (source.sql, operator.source.sql, operator.source.conn_id) == ("late.sql", "late.sql", "{{ params.shop }}")
 
 
+def test_only_the_query_may_be_a_file(run, database, tmp_path):
+    (tmp_path / "it's late.sql").write_text(
+        "SELECT id AS message_id, text AS value, due AS due_at FROM orders WHERE id IN (?, '{{ params.order }}')"
+    )
+    source = SqlSource("it's late.sql", "shop", parameters=["{{ params.none }}.sql"])
+    with DAG("dag", schedule=None, template_searchpath=[str(tmp_path)]):
+        operator = DelayedSendOperator(
+            task_id="send", conn_id="recorder", destination="{{ params.queue }}.sql", tag="report.sql", source=source
+        )
+        by_clock(operator, lambda: run.now)
+    run.transport.destinations.add("mail.sql")
+    made = rendered(operator, context_of(run, params={"order": "order-2", "none": "x", "queue": "mail"}))
+    made.execute(run.context)
+    (message,) = run.transport.sent
+    assert (message.message_id, message.destination, message.tag) == ("order-2", "mail.sql", "report.sql")
+
+
 def test_a_body_that_ends_in_sql_is_no_file(run):
     operator = run.task(messages=[{"value": "run late.sql", "delay_seconds": 1}])
     rendered(operator, context_of(run)).execute({**run.context, "try_number": 1})

@@ -52,6 +52,7 @@ from airflow_delayed.store.dispatch.worker import PATIENT_SILENCE, SILENCE, Conn
 from airflow_delayed.store.engine import CarriedClock
 from airflow_delayed.store.history import HistoryRecorder
 from airflow_delayed.store.notify import POLL, Poller, Waiter
+from airflow_delayed.store.overview import count_overdue
 from airflow_delayed.store.policy import DispatchPolicy, check_connections
 from airflow_delayed.store.records import count_rows, delivered_by
 from airflow_delayed.store.schema import Tables
@@ -61,6 +62,11 @@ log = logging.getLogger(__name__)
 
 #: Heartbeats from one log line of the counts to the next: 9 s.
 _LOGGED_EVERY = 3
+#: A message is overdue that has been due for longer than this, and a dispatcher stalled that has dispatched nothing for
+#: longer than that, in seconds, though messages have been due for as long.
+OVERDUE, STALLED = timedelta(seconds=10), 60.0
+#: Overdue messages that are counted for the log.
+_MOST_OVERDUE = 10_000
 #: How long before it is sent a message is claimed, for a connection that gets messages when they are due.
 CLAIMED_AHEAD = timedelta(seconds=0.2)
 #: Seconds that a pass waits for a worker after the first has ended: what is due on the others need not wait for it.
@@ -178,6 +184,12 @@ class Dispatcher:
         self._heartbeat: Ticker | None = None
         self._logged = 0
         self._heartbeats = 0
+        #: Messages that were dispatched, at the last heartbeat, and when there were fewer.
+        self._dispatched = 0
+        self._dispatched_at = monotonic()
+        #: Whether a message has been due for a minute, and what fails with how many overdue; at the last heartbeat.
+        self._has_stale = False
+        self._failing = ""
         self._passing = False
         self._pruner = Pruner(self._repository)
         #: When the last pass began, by the database's clock, if it moved no message.
@@ -350,6 +362,11 @@ class Dispatcher:
     def repository(self) -> DispatchRepository:
         """Its work in the database: when it last claimed, and how many messages it has leased; from any thread."""
         return self._repository
+
+    @property
+    def stalled(self) -> bool:
+        """Whether it has dispatched nothing for a minute of messages that have been due for as long; any thread."""
+        return self._has_stale and self._monotonic() - self._dispatched_at > STALLED
 
     def finish(self) -> DispatchReport:
         """Count the messages of other connections, and return all counts.
@@ -581,13 +598,17 @@ class Dispatcher:
 
     def _beat(self) -> None:
         dispatched = self.report.dispatched + sum(one.counter.report.dispatched for one in self._workers or ())
-        self._heartbeats += 1
-        if self._heartbeats % _LOGGED_EVERY == 0:
-            if self._passing or dispatched != self._logged:
-                log.info("store %r: %s messages dispatched so far", self._conn_id, f"{dispatched:,}")
-            self._logged = dispatched
+        if dispatched != self._dispatched:
+            self._dispatched, self._dispatched_at = dispatched, self._monotonic()
         if self._repository.try_to_write(self._record_heartbeat):
             self._history.forget_written()
+        self._heartbeats += 1
+        if self._heartbeats % _LOGGED_EVERY == 0:
+            if self._passing or dispatched != self._logged or self._failing:
+                level = logging.WARNING if self._failing else logging.INFO
+                count = f"{dispatched:,}"
+                log.log(level, "store %r: %s messages dispatched so far%s", self._conn_id, count, self._failing)
+            self._logged = dispatched
 
     def _troubles(self, now: datetime) -> list[Trouble]:
         """Return what it cannot do now: of the database first, then of connections, then of destinations."""
@@ -606,8 +627,23 @@ class Dispatcher:
         }
         state["reaches"] = {one.conn_id: one.reach for one in self._workers or () if isinstance(one, ConnectionWorker)}
         state["max_rate"] = self.policy.max_rate
+        self._note_overdue(connection, now, state["troubles"])
         record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=self._ended, **state)
         self._history.write(connection, self._tables, self.id)
+
+    def _note_overdue(self, connection: Connection, now: datetime, troubles: Sequence[Trouble]) -> None:
+        throttled = any(worker.turns.throttled for worker in self._workers or ())
+        stale = timedelta(seconds=STALLED)
+        self._has_stale = not throttled and self._count_overdue(connection, now, stale, 1) > 0
+        names = {one.destination or one.conn_id or self._conn_id: one.since for one in reversed(troubles)}
+        parts = [f"{name} fails since {since:%H:%M:%S} UTC" for name, since in names.items()]
+        if parts:
+            overdue = self._count_overdue(connection, now, OVERDUE, _MOST_OVERDUE)
+            parts.insert(0, f"{overdue:,}{' or more' if overdue == _MOST_OVERDUE else ''} overdue")
+        self._failing = "".join(f", {part}" for part in parts)
+
+    def _count_overdue(self, connection: Connection, now: datetime, late: timedelta, limit: int) -> int:
+        return count_overdue(connection, self._tables, self._delivers, now, late, limit)
 
 
 def _looks(transport: Delivery) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import datetime, timedelta, timezone
@@ -11,9 +12,11 @@ import pika
 import pytest
 from support.rabbitmq import DUE_AT, VirtualHost, eventually, messages
 
+from airflow_delayed.celery import task
 from airflow_delayed.delivery import State
 from airflow_delayed.errors import DestinationMissing, TopologyError
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
+from airflow_delayed.message import DelayedMessage
 from airflow_delayed.rabbitmq.levels import DelayDigits
 from airflow_delayed.rabbitmq.topology import (
     CELERY,
@@ -199,6 +202,45 @@ def test_kombu_accepts_what_we_install_and_its_queues_get_our_messages(
     arrivals = vhost.collect("tasks", enough=3)
     assert sorted(arrival.message_id for arrival in arrivals) == ["m0", "m1", "m2"]
     assert [arrival for arrival in arrivals if arrival.received_at < arrival.due_at] == []
+
+
+def test_a_celery_worker_runs_what_we_send(
+    using: Callable[[str], RabbitMQDelayHook], vhost: VirtualHost, kombu: object
+) -> None:
+    from celery import Celery
+    from celery.contrib.testing.worker import start_worker
+
+    app = Celery("shop", broker=kombu.as_uri(include_password=True), set_as_current=False)  # type: ignore[attr-defined]
+    app.conf.update(task_default_queue="tasks", task_default_queue_type="quorum", worker_detect_quorum_queues=True)
+    done: dict[str, tuple[object, ...]] = {}
+
+    @app.task(name="shop.remind", bind=True)
+    def remind(self: object, *args: object, **kwargs: object) -> None:
+        done[self.request.id] = (args, kwargs, datetime.now(timezone.utc))  # type: ignore[attr-defined]
+
+    hook = using("celery")
+    hook.install(["tasks"], create_destinations=True)
+    soon = datetime.now(timezone.utc) + timedelta(seconds=1.5)
+    for number, due in enumerate((soon - timedelta(hours=1), soon)):
+        made = task("shop.remind", [number], {"by": "mail"})
+        hook.send(
+            [
+                DelayedMessage(
+                    destination="tasks",
+                    body=json.dumps(made["value"]).encode(),
+                    due_at=due,
+                    message_id=f"m{number}",
+                    headers=made["headers"],
+                )
+            ]
+        )
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=60):
+        eventually(lambda: len(done) == 2)
+    assert {name: found[:2] for name, found in done.items()} == {
+        f"m{number}": ((number,), {"by": "mail"}) for number in range(2)
+    }
+    assert done["m1"][2] >= soon
+    vhost.until(tasks=0)
 
 
 def test_nservicebus_can_read_when_what_waits_is_due(

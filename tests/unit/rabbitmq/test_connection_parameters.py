@@ -260,6 +260,51 @@ def test_extras_that_cannot_be_read(extra: dict[str, object], field: str, rule: 
         parameters("rabbit", extra=extra)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "use_ssl",
+            "USE-SSL",
+            "SSL",
+            "ssl_options",
+            "sslmode",
+            "tls",
+            "tls_verify",
+            "enableTLS",
+            "cafile",
+            "ca_certs",
+        ),
+        *("ca", "CAcertfile", "cert", "certificate", "client_cert", "fail_if_no_peer_cert", "Verify", "verify_ssl"),
+        *("key_file", "ssl_keyfile", "ciphers", "secure", "check_hostname_ssl", "serverName", "Auth_Mechanism"),
+    ],
+)
+@pytest.mark.parametrize("conn_type", ["rabbitmq", "amqps"])
+def test_an_unknown_extra_that_means_tls_is_refused(name: str, conn_type: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"the extra '{name}' is unknown, .*TLS is the extra ssl .*cacertfile, certfile"
+    ):
+        parameters("rabbit", conn_type=conn_type, extra={name: "true"})
+    # a form's empty field
+    assert parameters("rabbit", conn_type=conn_type, extra={name: ""})
+
+
+@pytest.mark.parametrize(
+    "name, advice",
+    [
+        ("hartbeat", "did you mean 'heartbeat'?"),
+        ("Heartbeat", "did you mean 'heartbeat'?"),
+        ("managementurl", "did you mean 'management_url'?"),
+        ("broker_region", "those of this package are ssl, cacertfile,"),
+    ],
+)
+def test_any_other_unknown_extra_is_one_warning(name: str, advice: str, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        assert parameters(f"rabbit {name}", extra={name: "1", "topology": "celery"})
+    (line,) = caplog.messages
+    assert f"connection 'rabbit {name}': the extra '{name}' is unknown and ignored; {advice}" in line
+
+
 def test_tls_is_verified_unless_told_otherwise(files: Files) -> None:
     for conn_type, extra in (("amqps", {}), ("rabbitmq", {"ssl": True}), ("amqps", {"ssl": False})):
         context = ssl_context("rabbit", conn_type=conn_type, extra=extra)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from airflow_delayed.provider_info import get_provider_info
+from airflow_delayed.rabbitmq.connection import EXTRAS
 from airflow_delayed.rabbitmq.topology import TOPOLOGIES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,7 +54,7 @@ def test_every_code_of_a_finding_has_a_heading_and_every_heading_a_code() -> Non
 def test_every_extra_is_in_the_table_and_no_other() -> None:
     (fields,) = (each["conn-fields"] for each in get_provider_info()["connection-types"])
     text = section(page("install"), "The connection").partition("| extra |")[2].partition("\n\n")[0]
-    assert first_cells(text) == set(fields)
+    assert first_cells(text) == set(fields) == set(EXTRAS)
     for block in re.findall(r"```json\n(.*?)```", page("install"), re.DOTALL):
         assert set(json.loads(block)["extra"]) <= set(fields)
 

@@ -43,6 +43,19 @@ def test_plain_properties() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "headers, task_id",
+    [
+        ({"task": "shop.remind", "lang": "py"}, "id-1"),
+        ({"task": "shop.remind", "lang": "py", "id": "own"}, "own"),
+        ({"task": "clean the floor"}, None),
+    ],
+)
+def test_the_id_of_a_celery_task_is_the_messages(headers: dict[str, str], task_id: str | None) -> None:
+    sent = read(MessagePropertiesWriter("plain").properties(message(**headers), NOW, 90))
+    assert sent.headers.get("id") == task_id
+
+
 texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=40)
 
 

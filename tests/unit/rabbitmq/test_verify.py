@@ -9,6 +9,7 @@ import pytest
 from support.lengths import length
 
 from airflow_delayed.delivery import Finding, State
+from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.rabbitmq.declare import Binding, Declaration, Exchange, Queue, plan
 from airflow_delayed.rabbitmq.management import BindingFacts, ExchangeFacts, Facts, PolicyFacts, QueueFacts
 from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, NSERVICEBUS, NSERVICEBUS_V1, Topology
@@ -199,6 +200,19 @@ def test_a_binding_that_is_not_exact_where_all_are() -> None:
         ("warning", "binding delayed.hex.delivery -> Sales", "leak"),
         ("warning", "binding delayed.hex.delivery -> #", "leak"),
     ]
+
+
+def test_a_queue_whose_name_is_the_key_of_a_delay() -> None:
+    """It gets a copy at once of what is sent to x with a direct entry, and with five seconds' delay."""
+    names = ("x", "0.0.0.0.0.0.5.x", "0.0.0.0.0.5.x", "orders")
+    facts = Facts(queues={name: QueueFacts(name=name) for name in names})
+    (found,) = findings_of("leak", facts=facts)
+    assert found.resource == "queue 0.0.0.0.0.0.5.x"
+    assert "gets messages for x at once" in str(found)
+    assert not findings_of("leak", CELERY, facts)
+    DELAYED.check_destination("0.0.0.0.0.5.x")
+    with pytest.raises(LimitExceeded, match="the form of a delay's routing key, so that it would get messages for 'x'"):
+        DELAYED.check_destination("0.0.0.0.0.0.5.x")
 
 
 def policy(pattern: str, operator: bool = False, priority: int = 0, **definition: Any) -> PolicyFacts:

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
-from airflow_delayed.sqs.queues import delay_queue_name, queue_name
+from airflow_delayed.sqs.queues import QueueAddress, delay_queue_name, queue_address, queue_name
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,51 @@ def test_queue_name(name, prefix, expected):
 )
 def test_delay_queue_name(name, prefix, expected):
     assert delay_queue_name(name, prefix) == expected
+
+
+@pytest.mark.parametrize(
+    "destination, region, account",
+    [
+        ("arn:aws:sqs:eu-west-1:123456789012:reminders", "eu-west-1", "123456789012"),
+        ("arn:aws-us-gov:sqs:us-gov-west-1:123456789012:reminders", "us-gov-west-1", "123456789012"),
+        ("https://sqs.eu-west-1.amazonaws.com/123456789012/reminders", "eu-west-1", "123456789012"),
+        ("https://eu-west-1.queue.amazonaws.com/123456789012/reminders", "eu-west-1", "123456789012"),
+        ("https://queue.amazonaws.com/123456789012/reminders", None, "123456789012"),
+        ("sqs.cn-north-1.amazonaws.com.cn/123456789012/reminders", "cn-north-1", "123456789012"),
+        ("https://vpce-0a-1b.sqs.us-east-1.vpce.amazonaws.com/123456789012/reminders", "us-east-1", "123456789012"),
+        ("http://localhost:4566/queue/us-east-1/000000000000/reminders", "us-east-1", "000000000000"),
+        ("http://127.0.0.1:9324/000000000000/reminders", None, "000000000000"),
+    ],
+)
+def test_a_url_or_arn_is_that_queue(destination, region, account):
+    assert queue_address(destination) == QueueAddress(region, account, "reminders")
+    # the name is whole, so it has no prefix before it
+    assert queue_name(destination, "dev-") == "reminders"
+    assert delay_queue_name(destination, "dev-") == "reminders-delay.fifo"
+
+
+@pytest.mark.parametrize("name", ["orders", "a/b", "eu-west-1/123456789012/orders", "arn", "sqs:orders"])
+def test_a_name_is_no_address(name):
+    assert queue_address(name) is None
+
+
+@pytest.mark.parametrize(
+    "destination",
+    [
+        "arn:aws:sns:eu-west-1:123456789012:reminders",
+        "ARN:aws:sqs:eu-west-1:123456789012:",
+        "https://sqs.eu-west-1.amazonaws.com/",
+        "https://user:secret@sqs.eu-west-1.amazonaws.com/123456789012/reminders",
+        "https://sqs.eu-west-1.amazonaws.com/123456789012/reminders?Action=SendMessage",
+        "amqp://rabbit1/reminders",
+    ],
+)
+def test_another_address_is_refused(destination):
+    for make in (queue_name, delay_queue_name):
+        with pytest.raises(
+            InvalidMessage, match=r"destination: must be .*its URL \(https://sqs\.<region>.*arn:aws:sqs:"
+        ):
+            make(destination)
 
 
 @pytest.mark.parametrize("name, prefix", [("a" * 81, ""), ("a" * 80, "b")])
