@@ -7,6 +7,7 @@ import lzma
 import random
 import re
 from datetime import datetime, timedelta
+from uuid import UUID
 
 import fsspec
 import fsspec.implementations.local
@@ -16,6 +17,7 @@ import pytest
 
 from airflow_delayed.clock import zone
 from airflow_delayed.errors import SourceError, UnsupportedColumns
+from airflow_delayed.identity import key_id
 from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import ListSource, open_source
@@ -63,17 +65,48 @@ def test_parquet_folder_as_spark_writes_it(tmp_path):
     assert found[1].due_at == DUE + timedelta(seconds=1)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        pa.array([b"a", b"b"]),
-        pa.array(["a", "b"], pa.large_string()),
-        pa.array(["a", "b"]).dictionary_encode(),
-        pa.array([b"a", b"b"], pa.large_binary()),
-    ],
-)
-def test_text_and_binary_of_every_arrow_type(tmp_path, value):
-    assert [m.body for m in messages(source(spark_folder(tmp_path, table(value=value))))] == [b"a", b"b"]
+UUIDS = [UUID(int=1), UUID(int=2)]
+RAW = [one.bytes for one in UUIDS]
+TEXTS = {
+    "string": pa.array(["a", "b"]),
+    "large_string": pa.array(["a", "b"], pa.large_string()),
+    "string_view": pa.array(["a", "b"], pa.string_view()),
+    "dictionary": pa.array(["a", "b"]).dictionary_encode(),
+    "json": pa.ExtensionArray.from_storage(pa.json_(), pa.array(["a", "b"])),
+    "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array(RAW, pa.binary(16))),
+}
+BYTES = {
+    "binary": pa.array([b"a", b"b"]),
+    "large_binary": pa.array([b"a", b"b"], pa.large_binary()),
+    "binary_view": pa.array([b"a", b"b"], pa.binary_view()),
+    "fixed_size_binary": pa.array([b"a", b"b"], pa.binary(1)),
+    "dictionary of binary": pa.array([b"a", b"b"]).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("kind", [*TEXTS, *BYTES])
+def test_a_body_of_every_arrow_type_of_text_and_bytes(tmp_path, kind):
+    found = source(spark_folder(tmp_path, table(value={**TEXTS, **BYTES}[kind])))
+    [batch] = found.batches(NONE_GIVEN)
+    rows = RowReader(RowRules(anchor=DUE))
+    assert [m.body.decode() for m in rows.read(batch)] == (list(map(str, UUIDS)) if kind == "uuid" else ["a", "b"])
+    # the same by its columns as row by row
+    assert rows.check(batch) is not None
+    assert list(rows.read(batch)) == list(rows.by_row(batch))
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_ids_keys_and_headers_of_every_arrow_type_of_text(tmp_path, kind):
+    texts = TEXTS[kind]
+    headers = pa.MapArray.from_arrays([0, 1, 2], pa.array(["n", "n"]), texts)
+    folder = spark_folder(tmp_path, table(message_id=texts, tag=texts, headers=headers))
+    found = messages(source(folder))
+    expected = list(map(str, UUIDS)) if kind == "uuid" else ["a", "b"]
+    assert [m.message_id for m in found] == [m.tag for m in found] == [m.headers["n"] for m in found] == expected
+
+    pq.write_table(table(order=texts), folder / "part-00000.snappy.parquet")
+    [first, _] = messages(source(folder), ColumnRules(id_columns=("order",)), id_columns=("order",))
+    assert first.message_id == key_id(("order",), (expected[0],))
 
 
 def test_nanoseconds_are_rounded_up_never_early(tmp_path):
@@ -81,6 +114,9 @@ def test_nanoseconds_are_rounded_up_never_early(tmp_path):
     due_at = pa.array([first, first - 1], pa.timestamp("ns", tz="UTC"))
     folder = spark_folder(tmp_path, table(due_at=due_at))
     assert [m.due_at.microsecond for m in messages(source(folder))] == [1, 0]
+
+
+COUNTS = pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64()))
 
 
 @pytest.mark.parametrize(
@@ -100,8 +136,11 @@ def test_nanoseconds_are_rounded_up_never_early(tmp_path):
         ({"value": pa.array([1, 2])}, NONE_GIVEN, "column value is int64, and must be text or binary"),
         ({"due_at": pa.array(["2026", "2027"])}, NONE_GIVEN, "column due_at is string, and must be a timestamp"),
         ({"headers": pa.array(["a", "b"])}, NONE_GIVEN, "column headers is string, and must be a map of text to text"),
-        ({"destination": pa.array([1, 2])}, NONE_GIVEN, "column destination is int64"),
-        ({"delay_seconds": pa.array(["1", "2"])}, NONE_GIVEN, "column delay_seconds is string"),
+        ({"destination": pa.array([1, 2])}, NONE_GIVEN, "is int64, and must be text; in Spark cast(destination as str"),
+        ({"message_id": pa.array(RAW, pa.binary(16))}, NONE_GIVEN, "hex(message_id) of bytes that are no text"),
+        ({"value": pa.array([{"a": 1}, {"a": 2}])}, NONE_GIVEN, "in Spark to_json(value) makes text of a structure"),
+        ({"delay_seconds": pa.array(["1", "2"])}, NONE_GIVEN, "must be a number; in Spark cast(delay_seconds as doub"),
+        ({"headers": COUNTS}, NONE_GIVEN, "in Spark cast(headers as map<string, string>)"),
     ],
 )
 def test_wrong_columns_are_refused_by_name(tmp_path, columns, wanted, says):
