@@ -168,6 +168,30 @@ def test_rows_of_a_folder_without_success_are_not_sent(tmp_path):
     assert len(messages(source(folder, require_success=False))) == 2
 
 
+@pytest.mark.parametrize(
+    ("mark", "path", "says"),
+    [
+        ("_delta_log/00000000000000000000.json", "", "is a Delta table"),
+        ("_delta_log/00000000000000000000.json", "day=2026-03-01/hour=9", "is a part of a Delta table"),
+        (".hoodie/hoodie.properties", "", "is a Hudi table"),
+        ("day=2026-03-01/.hoodie_partition_metadata", "day=2026-03-01", "is a Hudi table"),
+        (".hoodie/hoodie.properties", "day=2026-03-01", "is a part of a Hudi table"),
+        ("metadata/00000-a1.metadata.json", "", "is an Iceberg table"),
+        ("metadata/v1.metadata.json", "data/day=2026-03-01", "is a part of an Iceberg table"),
+        ("orders/_delta_log/00000000000000000000.json", "", "is a Delta table"),
+    ],
+)
+@pytest.mark.parametrize("require_success", [True, False])
+def test_a_table_is_not_read_as_plain_parquet(tmp_path, mark, path, says, require_success):
+    parts = ["day=2026-03-01/hour=9", "data/day=2026-03-01"]
+    folders = [spark_folder(tmp_path, table(), f"{part}/part-0.parquet", marker=False) for part in parts]
+    (folders[0] / mark).parent.mkdir(parents=True, exist_ok=True)
+    (folders[0] / mark).write_text("{}")
+    with pytest.raises(SourceError, match="Let Spark write the rows to send as Parquet") as caught:
+        source(folders[0] / path, require_success=require_success)
+    assert says in str(caught.value)
+
+
 def test_missing_source_says_so(tmp_path):
     with pytest.raises(SourceError, match="does not exist"):
         source(tmp_path / "nothing")
