@@ -6,6 +6,7 @@ import io
 import os
 import posixpath
 import stat
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -310,6 +311,8 @@ def iter_lines(fs: Any, file: SourceFile) -> Iterator[bytes]:
     with unpacked(fs, file) as lines:
         while line := lines.readline(MAX_LINE + 1):
             number += 1
+            # Windows begins files with a byte order mark, and files may have been joined
+            line = line.removeprefix(BOM_UTF8)
             if len(line) > MAX_LINE:
                 raise SourceError(
                     f"{file.name} row {number:,} is a line of more than {MAX_LINE:,} bytes, the longest that is"

@@ -20,7 +20,7 @@ from airflow_delayed.errors import SourceError, UnsupportedColumns
 from airflow_delayed.identity import key_id
 from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.intake.rows import Problem, RowReader
-from airflow_delayed.intake.sources import ListSource, open_source
+from airflow_delayed.intake.sources import ListSource, open_source, rejected_line
 from airflow_delayed.message import UTC, DelayedMessage
 
 DUE = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -224,6 +224,36 @@ def test_json_lines(tmp_path, packed):
     first, second = messages(source(path))
     assert (first.body, first.due_at) == (b"a", DUE)
     assert (second.body, second.due_at, dict(second.headers)) == (b'{"n":1}', DUE + timedelta(seconds=5), {"h": "1"})
+
+
+NUMBERS = ["12345678901234567.89", "1.10", "1e5", "-0.0", "1E-400", "2.50e+400", "123456789012345678901234567890", "7"]
+
+
+def test_numbers_of_an_object_are_sent_as_they_are_written(tmp_path):
+    listed = ",".join(NUMBERS)
+    line = f'{{"value": {{"n": [{listed}], "é": {{"a": 1.10, "b": [true, null, "1.10"]}}}}, "delay_seconds": 1.50}}'
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{line}\n{{"value": [1.10], "delay_seconds": 1, "headers": {{"n": 1.10}}}}\n')
+    first, second = messages(source(path), ColumnRules(destination=True), destination="q")
+    assert first.body.decode() == f'{{"n":[{listed}],"é":{{"a":1.10,"b":[true,null,"1.10"]}}}}'
+    assert first.due_at == DUE + timedelta(seconds=1.5)
+    assert (second.column, second.problem) == ("headers", "the value of 'n' must be text, not Number")
+    # and so is a rejected row, which can be mended and sent
+    assert '{"value": [1.10], ' in rejected_line(second, "run")
+
+
+def test_a_number_in_a_key_is_a_number_however_it_is_written(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"value": "a", "delay_seconds": 1, "price": 1.10, "destination": "q"}')
+    [message] = messages(source(path), ColumnRules(id_columns=("price",)), id_columns=("price",))
+    assert message.message_id == key_id(("price",), (1.1,))
+
+
+@pytest.mark.parametrize("text", ["{bom}{row}\n{row}", "{bom}\n{row}\n{row}", "{row}\n{bom}{row}\n"])
+def test_byte_order_marks_are_passed_over(tmp_path, text):
+    row = '{"value": "a", "destination": "q", "delay_seconds": 1}'
+    (tmp_path / "rows.jsonl").write_text(text.format(bom="\ufeff", row=row), encoding="utf-8")
+    assert [message.body for message in messages(source(tmp_path / "rows.jsonl"))] == [b"a", b"a"]
 
 
 @pytest.mark.parametrize(
