@@ -195,6 +195,10 @@ class ColumnRules:
         """
         problems = [*self._missing(columns), *self._contradictions(columns)]
         unknown = sorted(set(columns) - COLUMNS.keys() - {REJECTED, self.delay_from} - set(self.id_columns))
+        in_capitals = [name for name in unknown if name.lower() in COLUMNS]
+        if in_capitals and (problems or not self.ignore_others):
+            problems.append(f"{some(in_capitals, separator=', ')}: names are in lower case")
+            unknown = [name for name in unknown if name not in in_capitals]
         if unknown and not self.ignore_others:
             problems.append(
                 f"unknown columns {some(unknown, separator=', ')} (known are {', '.join(COLUMNS)}); drop them, name"

@@ -127,6 +127,13 @@ COUNTS = pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64()))
         ({"due_at": None}, NONE_GIVEN, "no column due_at or delay_seconds"),
         ({"body": pa.array(["a", "b"])}, NONE_GIVEN, "both value and body"),
         ({"price": pa.array([1, 2])}, NONE_GIVEN, "unknown columns price"),
+        ({"value": None, "VALUE": pa.array(["a", "b"])}, NONE_GIVEN, "be sent?; VALUE: names are in lower case"),
+        ({"Tag": pa.array(["a", "b"])}, NONE_GIVEN, "parquet: Tag: names are in lower case"),
+        (
+            {"due_at": None, "Due_At": pa.array(["a", "b"])},
+            ColumnRules(ignore_others=True),
+            "due_at= or delay=; Due_At: names are in lower case",
+        ),
         ({}, ColumnRules(id_columns=("order",)), "no column order, which id_columns= names"),
         (
             {"message_id": pa.array(["a", "b"]), "order": pa.array([1, 2])},
