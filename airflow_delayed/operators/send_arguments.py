@@ -27,7 +27,7 @@ from airflow_delayed.identity import Origin, scope_of
 from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.intake.sources import ListSource, Rejects, Source
 from airflow_delayed.intake.spool import Spool
-from airflow_delayed.message import delay_of, due_after, parse_time, utc
+from airflow_delayed.message import delay_of, due_after, parse_time, plain_span, utc
 from airflow_delayed.operators.task_state import iteration_of, turn_of
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Log
@@ -488,7 +488,7 @@ def span_of(name: str, span: object) -> timedelta:
     :raises ValueError: it is neither, or negative.
     """
     if isinstance(span, timedelta) and span >= timedelta(0):
-        return span
+        return plain_span(name, span)
     if isinstance(span, str) and span.strip()[:1] == "P":
         try:
             return delay_of(span, name)
