@@ -98,16 +98,22 @@ class HidesArguments:
         value = getattr(self, name)
         dag = context.get("dag")
         declared = dag.get_task(self.task_id) if dag is not None else self
-        if isinstance(declared, MappedOperator) and name not in declared.partial_kwargs and _is_xcom(declared, name):
+        if isinstance(declared, MappedOperator) and not _is_default(declared, name, value) and _is_xcom(declared, name):
             return value
-        return self.render_template(value, context)  # type: ignore[attr-defined]
+        return self.render_template(value, context)
+
+
+def _is_default(mapped: MappedOperator, name: str, value: object) -> bool:
+    """Return whether an argument is that of ``partial()`` or of ``default_args``."""
+    defaults = (getattr(owner, "default_args", None) or {} for owner in (mapped.dag, mapped.task_group))
+    return name in mapped.partial_kwargs or any(value is default.get(name) for default in defaults)
 
 
 def _is_xcom(mapped: MappedOperator, name: str) -> bool:
     """Return whether ``expand()`` or ``expand_kwargs()`` takes an argument from another task."""
     expanded = mapped.expand_input.value
     if isinstance(expanded, Mapping):
-        return isinstance(expanded[name], XComArg)
+        return isinstance(expanded.get(name), XComArg)
     if isinstance(expanded, XComArg):
         return True
     return any(isinstance(each, XComArg) or isinstance(each.get(name), XComArg) for each in expanded)
