@@ -19,7 +19,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow_delayed import config, lineage
 from airflow_delayed.addresses import shown
 from airflow_delayed.clock import resolve, zone
-from airflow_delayed.compat import KEEPS_STATE, AirflowSkipException, NeedsAirflow
+from airflow_delayed.compat import KEEPS_STATE, AirflowSkipException, KeepsTexts, NeedsAirflow
 from airflow_delayed.delivery import DelayStore, delivery_for, store_for
 from airflow_delayed.errors import InputError, InvalidMessage, SourceError, check_choice
 from airflow_delayed.fields import FIELD_MOMENTS, FIELD_NAMES
@@ -75,7 +75,7 @@ class MaskedHeaders(Mapping[str, str]):
         return len(self.content)
 
 
-class HidesArguments:
+class HidesArguments(KeepsTexts):
     """A part of an operator whose headers may be :class:`MaskedHeaders`, and whose messages are no template fields."""
 
     headers: Any
