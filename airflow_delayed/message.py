@@ -308,7 +308,7 @@ def plain_span(name: str, span: timedelta) -> timedelta:
     """
     if type(span) is timedelta:
         return span
-    if not hasattr(span, "start") and (getattr(span, "years", 0) or getattr(span, "months", 0)):
+    if not hasattr(span, "start") and (getattr(span, "years", False) or getattr(span, "months", False)):
         raise ValueError(f"{name}={span} {_NO_MONTHS}")
     plain = timedelta(*(getattr(timedelta, part).__get__(span) for part in ("days", "seconds", "microseconds")))
     return plain + MICROSECOND if getattr(span, "nanoseconds", 0) else plain

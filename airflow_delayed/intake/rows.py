@@ -326,7 +326,7 @@ def _number(text: str) -> float | Number:
     return value if repr(value) == text else Number(text)
 
 
-def read_json(text: str) -> Any:
+def read_json(text: str | bytes) -> Any:
     """Return the value of a JSON text; in an object's fields numbers are kept as they are written.
 
     :raises ValueError: it is not JSON.

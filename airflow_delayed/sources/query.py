@@ -110,7 +110,7 @@ class _Query:
 def _keep_numbers(driver: str, connection: Any) -> None:
     """Have PostgreSQL's drivers read JSON with its numbers as they are written; other databases give it as text."""
     if driver == "psycopg2":
-        from psycopg2.extras import register_default_json, register_default_jsonb
+        from psycopg2.extras import register_default_json, register_default_jsonb  # type: ignore[import-untyped]
 
         register_default_json(connection, loads=read_json)
         register_default_jsonb(connection, loads=read_json)
