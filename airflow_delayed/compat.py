@@ -33,6 +33,7 @@ __all__ = [
     "AirflowSensorTimeout",
     "AirflowSkipException",
     "AirflowTaskTimeout",
+    "KeepsTexts",
     "NeedsAirflow",
     "TaskDeferred",
     "TryStates",
@@ -135,3 +136,26 @@ def stats() -> Any:
         # Airflow 3.1
         from airflow.stats import Stats as found  # noqa: N813
     return found
+
+
+class KeepsTexts:
+    """A base before Airflow's own, with which a text stays one in a DAG that renders native types.
+
+    Jinja makes a number of a text that looks like one, and a list or a dictionary of one that looks like these: an id,
+    a tag or a body would be another. An expression whose value is no text stays what it is.
+    """
+
+    def render_template(self, content: Any, context: Any, jinja_env: Any = None, seen_oids: Any = None) -> Any:
+        """Render a text, or all texts of a collection."""
+        from jinja2.nativetypes import NativeEnvironment
+
+        env = jinja_env or self.get_template_env()  # type: ignore[attr-defined]
+        if not isinstance(content, str) or not isinstance(env, NativeEnvironment):
+            return super().render_template(content, context, env, seen_oids)  # type: ignore[misc]
+        is_file = content.endswith(tuple(self.template_ext))  # type: ignore[attr-defined]
+        pieces = list((env.get_template if is_file else env.from_string)(content).generate(context))
+        if len(pieces) == 1 and not isinstance(pieces[0], str):
+            return pieces[0]
+        text = "".join(map(str, pieces))
+        # Jinja writes the value of an expression without a name: {{ none }}
+        return None if text == "None" != content else text

@@ -26,8 +26,10 @@ _SECOND = timedelta(seconds=1)
 
 #: Longest message id, in characters: what Amazon SQS allows as MessageDeduplicationId.
 MAX_ID_LENGTH = 128
-#: A fraction of a second, also in an offset: microseconds, and the digits beyond them.
-_FRACTION = re.compile("[.,]([0-9]{1,6})([0-9]*)")
+#: A time as ISO 8601 writes it, with or without the marks between its numbers, or with a space for the T. Not what
+#: ``datetime.fromisoformat`` takes, which is more in each release of Python.
+_CLOCK = "([01][0-9]|2[0-3])(?::?([0-5][0-9])(?::?([0-5][0-9])(?:[.,]([0-9]+))?)?)?"
+_TIME = re.compile(f"([0-9]{{4}})(-?)([0-9]{{2}})\\2([0-9]{{2}})[Tt ]{_CLOCK}(?:[Zz]|([+-]){_CLOCK})?")
 #: For seconds as text: exact, whatever the caller's own context is.
 _EXACT = Context(prec=40, rounding=ROUND_CEILING, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation, Overflow])
 _SIX_DIGITS = Decimal("0.000001")
@@ -206,15 +208,21 @@ def parse_time(column: str, value: object) -> datetime:
         return value if type(value) is datetime else _plain(column, value)
     if not isinstance(value, str):
         raise InvalidMessage(column, f"must be a time of the years 1 to 9999, not {type(value).__name__}")
-    text = value.strip()
+    found = _TIME.fullmatch(value.strip())
     try:
-        # Python 3.10 knows neither the Z, nor a comma, nor a fraction of four digits
-        zoned = text[:-1] + "+00:00" if text[-1:] in ("z", "Z") else text
-        moment = datetime.fromisoformat(_FRACTION.sub(lambda found: f".{found[1]:0<6}", zoned))
+        if found is None:
+            raise ValueError
+        year, _, month, day, hour, minute, second, fraction, sign, *offset, offset_fraction = found.groups("00")
+        text = f"{year}-{month}-{day}T{hour}:{minute}:{second}.{fraction[:6]:0<6}"
+        if found[9]:
+            text += f"{sign}{':'.join(offset)}.{offset_fraction[:6]:0<6}"
+        elif found[0][-1] in "Zz":
+            text += "+00:00"
+        moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidMessage(column, f"{short(value)} is not a time; write it as 2026-01-31T09:30:00+01:00") from None
     # .NET writes seven digits, others nine
-    return _later(column, moment, sum(any(digit != "0" for digit in finer) for _, finer in _FRACTION.findall(text)))
+    return _later(column, moment, sum(bool(finer[6:].strip("0")) for finer in (fraction, offset_fraction)))
 
 
 def parse_moment(column: str, value: object) -> datetime:
@@ -276,8 +284,12 @@ def delay_of(value: timedelta | float | str, column: str = "delay") -> timedelta
 
     :raises InvalidMessage: it is negative, not finite, or neither; or it has months or years.
     """
+    span: timedelta | None
     if isinstance(value, timedelta):
-        span: timedelta | None = value
+        try:
+            span = plain_span(column, value)
+        except ValueError:
+            raise InvalidMessage(column, f"{value} {_NO_MONTHS}") from None
     elif isinstance(value, bool) or not isinstance(value, int | float | str):
         known = "must be seconds, a timedelta, or an ISO 8601 duration such as 'PT10M'"
         raise InvalidMessage(column, f"{known}, not {type(value).__name__}")
@@ -291,6 +303,26 @@ def delay_of(value: timedelta | float | str, column: str = "delay") -> timedelta
         text = str(value) if isinstance(value, timedelta) else short(value)
         raise InvalidMessage(column, f"{text} is negative; a message cannot be sent into the past")
     return span
+
+
+_NO_MONTHS = (
+    "has months or years, which are not always as long; write days, as 'P30D', or give the time at which it is due"
+)
+
+
+def plain_span(name: str, span: timedelta) -> timedelta:
+    """Return a duration of any library, such as pendulum's, as Python's own; nanoseconds are rounded up.
+
+    Pendulum's do not do all that a timedelta does.
+
+    :raises ValueError: it has months or years; the months of an interval are those between its two times.
+    """
+    if type(span) is timedelta:
+        return span
+    if not hasattr(span, "start") and (getattr(span, "years", False) or getattr(span, "months", False)):
+        raise ValueError(f"{name}={span} {_NO_MONTHS}")
+    plain = timedelta(*(getattr(timedelta, part).__get__(span) for part in ("days", "seconds", "microseconds")))
+    return plain + MICROSECOND if getattr(span, "nanoseconds", 0) else plain
 
 
 def _seconds(value: int | float | str, column: str) -> timedelta | None:
@@ -318,11 +350,7 @@ def _duration(text: str, column: str) -> Decimal:
     if "-" in text:
         return Decimal(-1)
     if re.search("[0-9][YM]", text.partition("T")[0]):
-        raise InvalidMessage(
-            column,
-            f"{short(text)} has months or years, which are not always as long; write days, as 'P30D', or give the time"
-            " at which it is due",
-        )
+        raise InvalidMessage(column, f"{short(text)} {_NO_MONTHS}")
     parts = _DURATION.fullmatch(text)
     if parts is None or text[-1] in "PT":
         raise ValueError

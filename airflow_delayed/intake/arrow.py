@@ -24,6 +24,8 @@ _FIRST = message.microseconds(datetime.min.replace(tzinfo=UTC))
 _LAST = message.microseconds(datetime.max.replace(tzinfo=UTC))
 #: Longest delay in seconds that is reckoned here, 285 years: its microseconds are exact in floating point.
 _LONGEST = 9_000_000_000
+#: Arrow's name for the type whose values are UUIDs.
+_UUID = "arrow.uuid"
 
 
 class Unusual(Exception):
@@ -37,7 +39,50 @@ def is_text(kind: pa.DataType) -> bool:
 
 def is_binary(kind: pa.DataType) -> bool:
     """Return whether a type is bytes."""
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that :func:`plain_column` makes of a type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.string() if kind.extension_name == _UUID else plain_type(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    return kind
+
+
+def plain_column(column: pa.Array) -> pa.Array:
+    """Return a column with a value of its own in each row, so that it weighs what it takes.
+
+    Texts are strings and bytes are binary, whatever type holds them: views, dictionaries (a pandas categorical), UUIDs,
+    JSON; in a map too. Bytes of a fixed size stay so: a copy would take as much memory again.
+    """
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        if kind.extension_name == _UUID:
+            return pa.array([value and str(value) for value in column.to_pylist()], pa.string())
+        return plain_column(column.storage)
+    if pa.types.is_dictionary(kind):
+        return plain_column(column.dictionary_decode())
+    if pa.types.is_map(kind):
+        return _plain_map(column)
+    wanted = plain_type(kind)
+    return column if wanted == kind else column.cast(wanted)
+
+
+def _plain_map(column: pa.MapArray) -> pa.MapArray:
+    names, values = plain_column(column.keys), plain_column(column.items)
+    if (names.type, values.type) == (column.type.key_type, column.type.item_type):
+        return column
+    kind = pa.map_(names.type, values.type)
+    pairs = pa.StructArray.from_arrays([names, values], fields=[kind.key_field, kind.item_field])
+    return pa.Array.from_buffers(kind, len(column), column.buffers()[:2], column.null_count, column.offset, [pairs])
 
 
 def texts(column: pa.Array) -> pa.Array:
@@ -55,7 +100,7 @@ def contents(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if is_binary(column.type):
-        return column
+        return column.cast(pa.binary()) if pa.types.is_fixed_size_binary(column.type) else column
     column = texts(column)
     return column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
 

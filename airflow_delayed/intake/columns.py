@@ -40,6 +40,15 @@ COLUMNS: Mapping[str, str] = {
     "timezone": "text",
 }
 
+_REMEDIES: Mapping[str, str] = {
+    "text": "cast({0} as string) makes it, or hex({0}) of bytes that are no text",
+    "text or binary": "to_json({0}) makes text of a structure, and cast({0} as string) of a number",
+    "a number": "cast({0} as double) makes one",
+    "a map of text to text": (
+        "cast({0} as map<string, string>) makes one of another map, and from_json({0}, 'map<string, string>') of text"
+    ),
+}
+
 
 def check_names(names: Sequence[str], origin: str) -> None:
     """Check the names of all columns of a source, before more than their names is read.
@@ -64,7 +73,7 @@ def check_count(columns: int, origin: str) -> None:
 
 
 def wrong_type(name: str, kind: str, *, is_text: bool) -> str:
-    """Return the problem of a column of a wrong type, and how a timestamp is made of it.
+    """Return the problem of a column of a wrong type, and how the right one is made of it.
 
     :param kind: its type, as the library that reads it calls it.
     """
@@ -72,7 +81,7 @@ def wrong_type(name: str, kind: str, *, is_text: bool) -> str:
     wanted = COLUMNS.get(name, "a timestamp")
     problem = f"column {name} is {kind}, and must be {wanted}"
     if wanted != "a timestamp":
-        return problem
+        return f"{problem}; in Spark {_REMEDIES[wanted].format(name)}"
     if is_text:
         return f"{problem}; in Spark to_timestamp({name}) makes one, in pandas to_datetime({name}, utc=True)"
     return (
@@ -186,6 +195,10 @@ class ColumnRules:
         """
         problems = [*self._missing(columns), *self._contradictions(columns)]
         unknown = sorted(set(columns) - COLUMNS.keys() - {REJECTED, self.delay_from} - set(self.id_columns))
+        in_capitals = [name for name in unknown if name.lower() in COLUMNS]
+        if in_capitals and (problems or not self.ignore_others):
+            problems.append(f"{some(in_capitals, separator=', ')}: names are in lower case")
+            unknown = [name for name in unknown if name not in in_capitals]
         if unknown and not self.ignore_others:
             problems.append(
                 f"unknown columns {some(unknown, separator=', ')} (known are {', '.join(COLUMNS)}); drop them, name"

@@ -6,8 +6,9 @@ import io
 import os
 import posixpath
 import stat
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -56,7 +57,7 @@ def list_files(
 
     :param source_format: "parquet", "json" (JSON lines) or "csv"; by default by the file names' endings.
     :param require_success: refuse a folder without ``_SUCCESS``, whose job has not ended well.
-    :raises SourceError: it is not there, not complete, of an unknown format, or has links that lead out of it.
+    :raises SourceError: it is not there, not complete, of an unknown format, a table, or has links that lead out of it.
     """
     if not shown_as.strip():
         raise SourceError("source= is empty; did its template render to nothing?")
@@ -65,13 +66,14 @@ def list_files(
         raise SourceError(f"source {shown_as} does not exist; has the job that writes it run, and with the same path?")
     folder = None
     if fs.isdir(root):
+        found = fs.find(root, detail=True)
+        _check_no_table(fs, root, found, shown_as)
         if require_success and not fs.exists(posixpath.join(root, "_SUCCESS")):
             raise SourceError(
                 f"source {shown_as} has no _SUCCESS file, so the job that writes it failed or is still at work; run it"
                 " again. If its writer makes no such file, give source=ParquetSource(path, require_success=False),"
                 " JsonLinesSource or CsvSource"
             )
-        found = fs.find(root, detail=True)
         folder = os.path.realpath(root) if is_local(fs) else None
     else:
         found = {root: fs.info(root)}
@@ -107,6 +109,40 @@ def list_files(
             f"source {shown_as} mixes {some(kinds, separator=' and ')} files; give it a folder of one kind"
         )
     return files
+
+
+def _check_no_table(fs: Any, root: str, found: Mapping[str, Any], shown_as: str) -> None:
+    """Check that a folder is no table, and no part of one: a table's files have rows that were deleted or replaced.
+
+    :raises SourceError: it is.
+    """
+    kinds = (_table_with(name.removeprefix(root).strip("/").split("/")) for name in found)
+    kind = next(filter(None, kinds), None)
+    above = root
+    # a partition's folder, or the one that Iceberg puts all of them into
+    while kind is None and ("=" in posixpath.basename(above) or posixpath.basename(above) == "data"):
+        above = posixpath.dirname(above)
+        # what lies above may be forbidden
+        with suppress(OSError):
+            metadata = posixpath.join(above, "metadata")
+            logs = [name for name in (f"{above}/_delta_log/", f"{above}/.hoodie") if fs.exists(name.rstrip("/"))]
+            names = [*logs, *(fs.ls(metadata, detail=False) if fs.isdir(metadata) else [])]
+            kind = next(filter(None, (_table_with(name.split("/")) for name in names)), None)
+    if kind is not None:
+        raise SourceError(
+            f"source {shown_as} is {'' if above == root else 'a part of '}{kind} table, whose Parquet files also have"
+            " rows that were deleted or replaced. Let Spark write the rows to send as Parquet into another folder"
+            " (spark.read ... .write.parquet(path)) and name that, or let Spark send them (DelayedSparkSendOperator)"
+        )
+
+
+def _table_with(parts: list[str]) -> str | None:
+    """Return the kind of table that has such a file."""
+    if "_delta_log" in parts[:-1]:
+        return "a Delta"
+    if any(part.startswith(".hoodie") for part in parts):
+        return "a Hudi"
+    return "an Iceberg" if parts[-2:-1] == ["metadata"] and ".metadata.json" in parts[-1] else None
 
 
 def check_inside(path: str, folder: str) -> str:
@@ -275,6 +311,8 @@ def iter_lines(fs: Any, file: SourceFile) -> Iterator[bytes]:
     with unpacked(fs, file) as lines:
         while line := lines.readline(MAX_LINE + 1):
             number += 1
+            # Windows begins files with a byte order mark, and files may have been joined
+            line = line.removeprefix(BOM_UTF8)
             if len(line) > MAX_LINE:
                 raise SourceError(
                     f"{file.name} row {number:,} is a line of more than {MAX_LINE:,} bytes, the longest that is"

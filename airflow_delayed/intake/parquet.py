@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from airflow_delayed.addresses import without_secrets
 from airflow_delayed.errors import SourceError, UnsupportedColumns
-from airflow_delayed.intake.arrow import entries, is_binary, is_text, to_batch
+from airflow_delayed.intake.arrow import entries, is_binary, is_text, plain_column, plain_type, to_batch
 from airflow_delayed.intake.columns import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -171,7 +171,7 @@ def check_schema(schema: pa.Schema, origin: str, times: Mapping[str, TimeColumn]
     for column in schema:
         if column.name in COLUMNS and not _fits(column.name, column.type):
             problems.append(wrong_type(column.name, str(column.type), is_text=is_text(column.type)))
-        elif column.name not in COLUMNS and _is_nested(column.type):
+        elif column.name not in COLUMNS and pa.types.is_nested(plain_type(column.type)):
             problems.append(
                 f"column {column.name} is {column.type}, which cannot be part of a key; use text, whole numbers, times"
                 " or dates"
@@ -183,8 +183,7 @@ def check_schema(schema: pa.Schema, origin: str, times: Mapping[str, TimeColumn]
 
 
 def _fits(name: str, kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
+    kind = plain_type(kind)
     wanted = COLUMNS[name]
     if pa.types.is_null(kind):
         return True
@@ -195,14 +194,6 @@ def _fits(name: str, kind: pa.DataType) -> bool:
     if wanted == "a map of text to text":
         return pa.types.is_map(kind) and is_text(kind.key_type) and is_text(kind.item_type)
     return is_text(kind) or (wanted == "text or binary" and is_binary(kind))
-
-
-def _is_nested(kind: pa.DataType) -> bool:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _is_nested(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return _is_nested(kind.value_type)
-    return bool(pa.types.is_nested(kind))
 
 
 def check_chunks(metadata: pq.FileMetaData, group: int, names: Sequence[str]) -> None:
@@ -393,14 +384,8 @@ def rows_within(size: int, metadata: pq.FileMetaData, group: int, names: Sequenc
 
 
 def decoded(records: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with a value of its own in each row, so that it weighs what it takes.
-
-    Of columns whose Arrow type is a dictionary (a pandas categorical) rows have numbers, and share the texts.
-    """
-    arrays = [
-        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in records.columns
-    ]
-    return pa.RecordBatch.from_arrays(arrays, records.schema.names)
+    """Return a batch of plain columns."""
+    return pa.RecordBatch.from_arrays([plain_column(column) for column in records.columns], records.schema.names)
 
 
 def joined(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.RecordBatch]:

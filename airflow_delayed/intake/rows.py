@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -302,7 +302,7 @@ def body_of(value: object) -> bytes:
         return value.encode()
     if isinstance(value, dict | list):
         try:
-            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+            text = write_json(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         except RecursionError:
             raise InvalidMessage("body", TOO_DEEP) from None
         except (TypeError, ValueError) as error:
@@ -312,6 +312,53 @@ def body_of(value: object) -> bytes:
         check_text("body", text)
         return text.encode()
     raise InvalidMessage("body", f"must be text, bytes, or a list or dictionary for JSON, not {type(value).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number in a JSON text that would be written otherwise as a float: 1.10, or one of more digits."""
+
+    text: str
+
+
+def _number(text: str) -> float | Number:
+    value = float(text)
+    return value if repr(value) == text else Number(text)
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text; in an object's fields numbers are kept as they are written.
+
+    :raises ValueError: it is not JSON.
+    """
+    value = json.loads(text, parse_float=_number)
+    if isinstance(value, Number):
+        return float(value.text)
+    return value
+
+
+def write_json(value: object, **options: Any) -> str:
+    """Return ``json.dumps(value, **options)``, with numbers as they were written.
+
+    :raises TypeError: a value is none of JSON's.
+    """
+    try:
+        return json.dumps(value, **options)
+    except TypeError:
+        # a Number is the one type that json does not know and that has a place here
+        comma, colon = options.get("separators", (", ", ": "))
+        return _with_numbers(value, json.JSONEncoder(**options).encode, comma, colon)
+
+
+def _with_numbers(value: object, encode: Callable[[object], str], comma: str, colon: str) -> str:
+    if isinstance(value, Number):
+        return value.text
+    if isinstance(value, list):
+        return f"[{comma.join(_with_numbers(one, encode, comma, colon) for one in value)}]"
+    if isinstance(value, dict):
+        pairs = (encode(name) + colon + _with_numbers(one, encode, comma, colon) for name, one in value.items())
+        return f"{{{comma.join(pairs)}}}"
+    return encode(value)
 
 
 def is_deep(text: str, value: object) -> bool:

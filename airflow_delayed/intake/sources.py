@@ -30,7 +30,7 @@ from airflow_delayed.intake.files import (
     list_files,
     private,
 )
-from airflow_delayed.intake.rows import TOO_DEEP, Problem, is_deep
+from airflow_delayed.intake.rows import TOO_DEEP, Number, Problem, is_deep, read_json, write_json
 from airflow_delayed.message import DelayedMessage
 
 #: The longest line of a file of rejects that is read, in bytes: of the longest line of a source each byte may have
@@ -150,14 +150,16 @@ def _row_of(line: bytes, file: SourceFile) -> tuple[Mapping[str, object], tuple[
     except UnicodeDecodeError as error:
         return {"line": line}, ("line", f"is not text in UTF-8: {error.reason} at byte {error.start:,}")
     try:
-        row = json.loads(text)
+        row = read_json(text)
     except (ValueError, RecursionError) as error:
         return {"line": text}, ("line", f"is not JSON: {error}")
     if is_deep(text, row):
         return {"line": text}, ("line", TOO_DEEP)
     if not isinstance(row, dict):
         return {"line": text}, ("line", f"must be a JSON object, not {type(row).__name__}")
-    return {**file.partition, **row}, None
+    # a field that is a number itself is one: a delay, or a part of a key
+    fields = {name: float(value.text) if isinstance(value, Number) else value for name, value in row.items()}
+    return {**file.partition, **fields}, None
 
 
 def open_source(
@@ -301,7 +303,7 @@ def rejected_line(problem: Problem, run: str) -> str:
     """Return a rejected row as a line of a file: its own columns, and in ``rejected`` its problem and the run."""
     line = {str(name): _written(value) for name, value in problem.row.items() if value is not None}
     line[REJECTED] = {"run": run, "place": problem.place, "column": problem.column, "problem": problem.problem}
-    return json.dumps(line) + "\n"
+    return write_json(line) + "\n"
 
 
 class RejectedRows:
@@ -362,7 +364,7 @@ def _run_in_name(run: str) -> str:
 def _written(value: object) -> object:
     try:
         plain = _plain(value)
-        json.dumps(plain)
+        write_json(plain)
     except (RecursionError, ValueError):
         # only from messages=, where the value still is: JSON lines nested as deep are rejected as lines
         return {"unwritten": f"a {type(value).__name__} nested too deep, or a number of too many digits"}
@@ -383,6 +385,6 @@ def _plain(value: object) -> object:
         return [_plain(one) for one in value]
     if isinstance(value, dict):
         return {str(name): _plain(one) for name, one in value.items()}
-    if value is None or isinstance(value, str | int | float):
+    if value is None or isinstance(value, str | int | float | Number):
         return value
     return str(value)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from airflow.sdk import BaseNotifier
 
 from airflow_delayed import delivery
-from airflow_delayed.compat import conf
+from airflow_delayed.compat import KeepsTexts, conf
 from airflow_delayed.errors import InputError, InvalidMessage, LimitExceeded, check_choice, explained
 from airflow_delayed.identity import key_id
 from airflow_delayed.intake.rows import body_of
@@ -51,7 +51,7 @@ class RenderedFields:
         return self.values[name]
 
 
-class StoreNotifier(BaseNotifier, ABC):
+class StoreNotifier(KeepsTexts, BaseNotifier, ABC):
     """The base of the notifiers: work in a store, by a thread that is waited for at most 10 seconds.
 
     One notifier may be called for several runs at once: its fields stay as the DAG's author wrote them.

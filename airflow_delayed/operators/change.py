@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator
 
-from airflow_delayed.compat import AirflowException, AirflowFailException
+from airflow_delayed.compat import AirflowException, AirflowFailException, KeepsTexts
 from airflow_delayed.criteria import UNSET, Unset, one_of, passed
 from airflow_delayed.errors import InputError, UnsupportedConnection, check_choice, some
 from airflow_delayed.identity import SentBy
@@ -40,7 +40,7 @@ def rendered_reason(because: object) -> str | None:
     return None if text in ("", "None") else text
 
 
-class SelectsMessages:
+class SelectsMessages(KeepsTexts):
     """A base beside Airflow's own, for the parameters ``ids`` and :data:`CRITERIA`, each of which may be a template."""
 
     #: Which of them were passed; as rendered, or from a mapped task's row, they may be None.

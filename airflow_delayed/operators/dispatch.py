@@ -16,6 +16,7 @@ from airflow_delayed.compat import AirflowException, AirflowFailException, conf
 from airflow_delayed.delivery import delivery_for
 from airflow_delayed.errors import some
 from airflow_delayed.links import DeliveriesLink
+from airflow_delayed.message import plain_span
 from airflow_delayed.operators.task_state import first_dispatch
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.dispatch.report import DispatchFailed, DispatchReport
@@ -131,6 +132,8 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if isinstance(until, timedelta):
+            until = plain_span("until", until)
         if until not in (None, "empty") and not (isinstance(until, timedelta) and until > timedelta(0)):
             raise ValueError(f"until={until!r} must be None, for one pass, or 'empty', or a timedelta above 0")
         self.store_conn_id = store_conn_id

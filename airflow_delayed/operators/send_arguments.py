@@ -19,7 +19,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow_delayed import config, lineage
 from airflow_delayed.addresses import shown
 from airflow_delayed.clock import resolve, zone
-from airflow_delayed.compat import KEEPS_STATE, AirflowSkipException, NeedsAirflow
+from airflow_delayed.compat import KEEPS_STATE, AirflowSkipException, KeepsTexts, NeedsAirflow
 from airflow_delayed.delivery import DelayStore, delivery_for, store_for
 from airflow_delayed.errors import InputError, InvalidMessage, SourceError, check_choice
 from airflow_delayed.fields import FIELD_MOMENTS, FIELD_NAMES
@@ -27,7 +27,7 @@ from airflow_delayed.identity import Origin, scope_of
 from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.intake.sources import ListSource, Rejects, Source
 from airflow_delayed.intake.spool import Spool
-from airflow_delayed.message import delay_of, due_after, parse_time, utc
+from airflow_delayed.message import delay_of, due_after, parse_time, plain_span, utc
 from airflow_delayed.operators.task_state import iteration_of, turn_of
 from airflow_delayed.route import Route
 from airflow_delayed.sending import Log
@@ -75,7 +75,7 @@ class MaskedHeaders(Mapping[str, str]):
         return len(self.content)
 
 
-class HidesArguments:
+class HidesArguments(KeepsTexts):
     """A part of an operator whose headers may be :class:`MaskedHeaders`, and whose messages are no template fields."""
 
     headers: Any
@@ -98,16 +98,22 @@ class HidesArguments:
         value = getattr(self, name)
         dag = context.get("dag")
         declared = dag.get_task(self.task_id) if dag is not None else self
-        if isinstance(declared, MappedOperator) and name not in declared.partial_kwargs and _is_xcom(declared, name):
+        if isinstance(declared, MappedOperator) and not _is_default(declared, name, value) and _is_xcom(declared, name):
             return value
-        return self.render_template(value, context)  # type: ignore[attr-defined]
+        return self.render_template(value, context)
+
+
+def _is_default(mapped: MappedOperator, name: str, value: object) -> bool:
+    """Return whether an argument is that of ``partial()`` or of ``default_args``."""
+    defaults = (getattr(owner, "default_args", None) or {} for owner in (mapped.dag, mapped.task_group))
+    return name in mapped.partial_kwargs or any(value is default.get(name) for default in defaults)
 
 
 def _is_xcom(mapped: MappedOperator, name: str) -> bool:
     """Return whether ``expand()`` or ``expand_kwargs()`` takes an argument from another task."""
     expanded = mapped.expand_input.value
     if isinstance(expanded, Mapping):
-        return isinstance(expanded[name], XComArg)
+        return isinstance(expanded.get(name), XComArg)
     if isinstance(expanded, XComArg):
         return True
     return any(isinstance(each, XComArg) or isinstance(each.get(name), XComArg) for each in expanded)
@@ -488,7 +494,7 @@ def span_of(name: str, span: object) -> timedelta:
     :raises ValueError: it is neither, or negative.
     """
     if isinstance(span, timedelta) and span >= timedelta(0):
-        return span
+        return plain_span(name, span)
     if isinstance(span, str) and span.strip()[:1] == "P":
         try:
             return delay_of(span, name)

@@ -22,7 +22,7 @@ from airflow_delayed.delivery import (
 )
 from airflow_delayed.errors import TransportUnavailable, require
 from airflow_delayed.lineage import Dataset, rabbitmq_queue
-from airflow_delayed.message import DelayedMessage, ceil_seconds, delay_seconds
+from airflow_delayed.message import DelayedMessage, ceil_seconds, delay_seconds, plain_span
 from airflow_delayed.nservicebus import warning_without_type
 from airflow_delayed.rabbitmq import declare
 from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, Topology, check_message, fits, topology_of
@@ -178,7 +178,7 @@ class RabbitMQTransport(Delivery):
         """
         top = None
         if max_delay is not None:
-            seconds, digits = ceil_seconds(max_delay), self.topology.digits
+            seconds, digits = ceil_seconds(plain_span("max_delay", max_delay)), self.topology.digits
             top = digits.position(digits.entry_level(seconds)) if seconds else -1
         names = list(destinations)
         declare.plan(self.topology, names)

@@ -14,6 +14,7 @@ from airflow_delayed import lineage, metrics
 from airflow_delayed.compat import KEEPS_STATE, AirflowException, AirflowFailException, NeedsAirflow, conf
 from airflow_delayed.errors import DelayedError, InputError, RetentionAtRisk
 from airflow_delayed.links import DeliveriesLink
+from airflow_delayed.message import plain_span
 from airflow_delayed.operators.task_state import turn_of
 from airflow_delayed.sqs.delay_queue import EMPTY, DelayQueueLoop, end_of
 from airflow_delayed.sqs.settings import MAX_WAIT
@@ -121,7 +122,7 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
         self.wait_time_seconds = wait_time_seconds
         self.empty_looks = empty_looks
         self.error_queue = error_queue
-        self.max_late = max_late
+        self.max_late = None if max_late is None else plain_span("max_late", max_late)
         self.deferrable = deferrable
         self._rounds: DelayQueueLoop | None = None
         if self.reschedule and not deferrable:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, XComArg
 
-from airflow_delayed.compat import AirflowFailException, AirflowSensorTimeout
+from airflow_delayed.compat import AirflowFailException, AirflowSensorTimeout, KeepsTexts
 from airflow_delayed.delivery import Clock, delivery_for
 from airflow_delayed.errors import InputError, one_line
 from airflow_delayed.message import check_id, parse_moment, utcnow
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class ReplySensor(BaseSensorOperator):
+class ReplySensor(KeepsTexts, BaseSensorOperator):
     """Waits without a worker for the reply to one message, and passes it to a function of yours on a worker.
 
     A reply names the message that it answers: in ``NServiceBus.RelatedTo`` or ``NServiceBus.CorrelationId``, as

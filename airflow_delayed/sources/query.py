@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_delayed.errors import MissingExtra, SourceError, TransportUnavailable
 from airflow_delayed.intake.columns import check_names
+from airflow_delayed.intake.rows import read_json
 from airflow_delayed.intake.sources import Source
 from airflow_delayed.intake.spool import Spool, SpooledSource
 from airflow_delayed.sources.templated import TemplatedSource, rendered_text, require_pyarrow
@@ -87,6 +88,7 @@ class _Query:
         driver = engine.dialect.loaded_dbapi
         try:
             with engine.connect() as connection:
+                _keep_numbers(engine.driver, connection.connection.driver_connection)
                 streamed = connection.execution_options(stream_results=True, no_parameters=self.parameters is None)
                 yield from self._fetched(streamed.exec_driver_sql(self.sql, self.parameters), wanted)
         except (SQLAlchemyError, driver.Error) as error:
@@ -108,6 +110,19 @@ class _Query:
                 yield dict(zip(names, row, strict=True))
             weight = sum(len(value) for row in rows for value in row if isinstance(value, str | bytes | memoryview))
             size = max(1, min(_MOST_ROWS, 2 * size, _FETCHED_BYTES * len(rows) // max(weight, 1)))
+
+
+def _keep_numbers(driver: str, connection: Any) -> None:
+    """Have PostgreSQL's drivers read JSON with its numbers as they are written; other databases give it as text."""
+    if driver == "psycopg2":
+        from psycopg2.extras import register_default_json, register_default_jsonb  # type: ignore[import-untyped]
+
+        register_default_json(connection, loads=read_json)
+        register_default_jsonb(connection, loads=read_json)
+    elif driver == "psycopg":
+        from psycopg.types.json import set_json_loads
+
+        set_json_loads(read_json, connection)
 
 
 def _engine(conn_id: str) -> Engine:

@@ -22,7 +22,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import AccessDenied, DelayedError, InvalidMessage, RetentionAtRisk, TopologyError
-from airflow_delayed.message import delay_seconds, from_microseconds, microseconds, parse_moment
+from airflow_delayed.message import delay_seconds, from_microseconds, microseconds, parse_moment, plain_span
 from airflow_delayed.sqs.batch import TRIES, AddressedEntry, BatchSender, EntryOutcome, change_visibility, delete_batch
 from airflow_delayed.sqs.client import (
     NO_QUEUE,
@@ -117,7 +117,7 @@ def end_of(until: datetime | timedelta | str, began: datetime) -> datetime | Non
     if isinstance(until, timedelta):
         if until < timedelta(0):
             raise ValueError(f"until={until} is negative")
-        return began + until
+        return began + plain_span("until", until)
     try:
         return parse_moment("until", until)
     except InvalidMessage as error:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_delayed.delivery import Finding, State
+from airflow_delayed.message import plain_span
 from airflow_delayed.sqs.queues import (
     DELAY_RETENTION,
     FIFO,
@@ -123,7 +124,7 @@ def seconds_of(name: str, value: Duration) -> int:
     :raises ValueError: it has a fraction of a second, or is no duration.
     """
     if isinstance(value, timedelta):
-        whole, rest = divmod(value, timedelta(seconds=1))
+        whole, rest = divmod(plain_span(name, value), timedelta(seconds=1))
         if rest:
             raise ValueError(f"{name}={value} has a fraction of a second, and SQS counts whole seconds")
         return whole

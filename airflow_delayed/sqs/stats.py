@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Any
 
+from airflow_delayed.message import plain_span
 from airflow_delayed.reports import LATEST, Counts, Finding, State
 from airflow_delayed.sqs.queues import MAX_DELAY, resource
 
@@ -333,6 +334,7 @@ def estimate(delay: timedelta, messages: int = 1, *, prices: Prices = DEFAULT_PR
     """
     if delay < timedelta(0) or messages < 0:
         raise ValueError(f"delay={delay} and messages={messages:,} must not be negative")
+    delay = plain_span("delay", delay)
     seconds = -(-delay // timedelta(seconds=1))
     if seconds <= MAX_DELAY:
         once = prices.cost(standard=_batches(messages))

@@ -28,7 +28,7 @@ from airflow_delayed.delivery import (
 )
 from airflow_delayed.identity import MAX_NAME, Origin, SentBy, typed_key_ids
 from airflow_delayed.lineage import Dataset
-from airflow_delayed.message import DelayedMessage, delay_of, due_after, utc
+from airflow_delayed.message import DelayedMessage, delay_of, due_after, plain_span, utc
 from airflow_delayed.provider_info import CANCEL_GRACE
 from airflow_delayed.reports import WithdrawReport
 from airflow_delayed.store import (
@@ -815,6 +815,7 @@ class Store(DelayStore):
             raise ValueError(f"reason={reason!r} must be of {', '.join(REASONS)}")
         if older_than < timedelta(0):
             raise ValueError(f"older_than={older_than} is negative")
+        older_than = plain_span("older_than", older_than)
         with self._ready():
             who = actor or self.actor()
             return self._changes.purge(older_than, reasons, who=who, because=because, dry_run=dry_run)

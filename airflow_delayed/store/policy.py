@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
 from airflow_delayed.errors import check_choice, some
+from airflow_delayed.message import plain_span
 from airflow_delayed.provider_info import LOOKAHEAD, REMEMBER
 
 #: Characters of a destination that a store keeps.
@@ -89,6 +90,9 @@ class DispatchPolicy:
     allowed_destinations: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            if isinstance(span := getattr(self, each.name), timedelta):
+                object.__setattr__(self, each.name, plain_span(each.name, span))
         self._check_lookahead()
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size} must be 1 or more")

@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from support.send_runs import NOW
 
 from airflow_delayed.errors import TransportUnavailable
+from airflow_delayed.identity import key_id
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
 from airflow_delayed.sources import SqlSource
@@ -44,6 +45,20 @@ def test_postgresqls_own_types(run, postgres, spools):
     assert (first.headers, first.due_at, first.tag) == ({"type": "Reminder"}, DUE, "a%b")
     assert (second.body, second.due_at, second.headers) == (b"{}", NOW + timedelta(seconds=1.5), {})
     assert list(spools.iterdir()) == []
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_numbers_of_json_are_sent_as_they_are_written(run, connect, postgres_url, driver):
+    connect("shop", f"{postgres_url}?sqlalchemy_scheme=postgresql%2B{driver}")
+    sql = """
+        SELECT '{"a": [12345678901234567.89, 1.10], "b": 1e2}'::jsonb AS value, '1.50'::jsonb AS delay_seconds,
+            '7.10'::jsonb AS part
+        UNION ALL SELECT '{"a": 1.10}', '2', '8'
+    """
+    run.execute(source=SqlSource(sql, "shop"), id_columns=["part"])
+    first, second = run.transport.sent
+    assert (first.body, second.body) == (b'{"a":[12345678901234567.89,1.10],"b":100}', b'{"a":1.10}')
+    assert (first.due_at, first.message_id) == (NOW + timedelta(seconds=1.5), key_id(("part",), (7.1,)))
 
 
 def test_local_times_with_the_zone_of_each_row(run, postgres):

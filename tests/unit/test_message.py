@@ -203,10 +203,31 @@ def test_due_time_beyond_the_calendar_is_refused():
         " 2026-03-01 12:00:00+00:00",
         "2026-03-01T12:00:00.0Z",
         "2026-03-01T12:00:00,0000Z",
+        "2026-03-01t12:00z",
+        "2026-03-01T12Z",
+        "2026-03-01 14:00+02",
+        "2026-03-01T14:30:00+0230",
+        "20260301T120000Z",
+        "20260301T070000.000-0500",
     ],
 )
 def test_moment_is_read_from_text(text):
     assert parse_moment("due_at", text) == DUE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("2026-03-01", "20260301", "2026-W09-7T12:00:00Z", "2026-060T12:00:00Z", "12:00:00Z", "2026-03-01T"),
+        *("2026-03-01_12:00:00Z", "2026-03-01  12:00:00Z", "2026-3-1T12:00:00Z", "26-03-01T12:00:00Z", "2026-0301T12Z"),
+        *("2026-02-29T12:00:00Z", "2026-03-01T24:00:00Z", "2026-03-01T12:60:00Z", "2026-03-01T12:00:60Z"),
+        *("2026-03-01T12:00:00+24:00", "2026-03-01T12:00:00+01:60", "2026-03-01T12:00:00 UTC", "2026-03-01T12:00:00."),
+        *("0000-03-01T12:00:00Z", "\u0662026-03-01T12:00:00Z", "1772366400", "tomorrow", ""),
+    ],
+)
+def test_a_text_that_is_no_date_and_time_is_named_on_every_python(text):
+    with pytest.raises(InvalidMessage, match=r"due_at: .* is not a time; write it as 2026-01-31T09:30:00\+01:00"):
+        parse_time("due_at", text)
 
 
 @given(AWARE, st.text("0123456789", min_size=1, max_size=15), st.sampled_from(".,"), st.sampled_from(["Z", "+00:00"]))

@@ -7,12 +7,14 @@ from datetime import datetime, timedelta
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from support.send_runs import NOW, States, rows
 
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import SendFailed
 from airflow_delayed.message import UTC
+from airflow_delayed.operators.send import DelayedSendOperator
 
 
 def test_one_message(run):
@@ -83,6 +85,53 @@ def test_what_native_rendering_makes_of_numbers_and_of_nothing(run):
     operator.execute(run.context)
     [message] = run.transport.sent
     assert (message.message_id, message.tag, run.store.sent) == ("7", "42", [])
+
+
+TEXTS = ["007", "1.10", "1_000", "12", '{"a": 1.10}', "[1,  2]", "'q'", "True", "1e5"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("template", ["{{ params.text }}", "{{ params.text[0] }}{{ params.text[1:] }}"])
+def test_a_text_stays_one_where_a_dag_renders_native_types(run, text, template):
+    texts = {"message_id": text.replace(" ", ""), "tag": text, "headers": {"h": text}, "value": text}
+    for arguments in (
+        {"messages": [{name: "{{ params." + name + " }}" for name in ("message_id", "tag", "value")}]},
+        {"value": template, "tag": template, "message_id": "{{ params.message_id }}", "headers": {"h": template}},
+        texts,
+    ):
+        with DAG("native", schedule=None, render_template_as_native_obj=True):
+            operator = run.task(delay=1, **arguments)
+        context = {**run.context, "params": {**texts, "text": text}}
+        operator.render_template_fields(context)
+        run.try_number += 1
+        operator.execute(context)
+        run.states.clear()
+        message = run.transport.sent.pop()
+        assert (message.body.decode(), message.message_id, message.tag) == (text, texts["message_id"], text)
+        assert "messages" in arguments or message.headers == {"h": text}
+
+
+def test_what_is_no_text_stays_what_it_is_where_a_dag_renders_native_types(run):
+    with DAG("native", schedule=None, render_template_as_native_obj=True):
+        operator = run.task(messages="{{ params.rows }}", id_columns="{{ params.columns }}")
+    context = {**run.context, "params": {"rows": [{"value": {"n": 1}, "delay_seconds": 5, "a": 1}], "columns": ["a"]}}
+    operator.render_template_fields(context)
+    operator.execute(context)
+    assert run.bodies() == ['{"n":1}']
+
+
+def test_a_body_of_default_args_is_that_of_all_mapped_tasks(run, run_dag):
+    defaults = {"value": "{{ dag.dag_id }} {{ ti.map_index }}", "conn_id": "recorder", "destination": "mail"}
+    with DAG("mapped", schedule=None, default_args=defaults) as dag:
+
+        @task
+        def arguments():
+            return [{"delay": 3600}, {"delay": 7200, "value": "{{ no template }}"}]
+
+        DelayedSendOperator.partial(task_id="send").expand(delay=[3600])
+        DelayedSendOperator.partial(task_id="send_many").expand_kwargs(arguments())
+    assert run_dag(dag).state == "success"
+    assert sorted(run.bodies()) == ["mapped 0", "mapped 0", "{{ no template }}"]
 
 
 def test_missing_destination_is_named_before_anything_is_sent(run):

@@ -7,6 +7,7 @@ import lzma
 import random
 import re
 from datetime import datetime, timedelta
+from uuid import UUID
 
 import fsspec
 import fsspec.implementations.local
@@ -16,9 +17,10 @@ import pytest
 
 from airflow_delayed.clock import zone
 from airflow_delayed.errors import SourceError, UnsupportedColumns
+from airflow_delayed.identity import key_id
 from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.intake.rows import Problem, RowReader
-from airflow_delayed.intake.sources import ListSource, open_source
+from airflow_delayed.intake.sources import ListSource, open_source, rejected_line
 from airflow_delayed.message import UTC, DelayedMessage
 
 DUE = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -63,17 +65,48 @@ def test_parquet_folder_as_spark_writes_it(tmp_path):
     assert found[1].due_at == DUE + timedelta(seconds=1)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        pa.array([b"a", b"b"]),
-        pa.array(["a", "b"], pa.large_string()),
-        pa.array(["a", "b"]).dictionary_encode(),
-        pa.array([b"a", b"b"], pa.large_binary()),
-    ],
-)
-def test_text_and_binary_of_every_arrow_type(tmp_path, value):
-    assert [m.body for m in messages(source(spark_folder(tmp_path, table(value=value))))] == [b"a", b"b"]
+UUIDS = [UUID(int=1), UUID(int=2)]
+RAW = [one.bytes for one in UUIDS]
+TEXTS = {
+    "string": pa.array(["a", "b"]),
+    "large_string": pa.array(["a", "b"], pa.large_string()),
+    "string_view": pa.array(["a", "b"], pa.string_view()),
+    "dictionary": pa.array(["a", "b"]).dictionary_encode(),
+    "json": pa.ExtensionArray.from_storage(pa.json_(), pa.array(["a", "b"])),
+    "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array(RAW, pa.binary(16))),
+}
+BYTES = {
+    "binary": pa.array([b"a", b"b"]),
+    "large_binary": pa.array([b"a", b"b"], pa.large_binary()),
+    "binary_view": pa.array([b"a", b"b"], pa.binary_view()),
+    "fixed_size_binary": pa.array([b"a", b"b"], pa.binary(1)),
+    "dictionary of binary": pa.array([b"a", b"b"]).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("kind", [*TEXTS, *BYTES])
+def test_a_body_of_every_arrow_type_of_text_and_bytes(tmp_path, kind):
+    found = source(spark_folder(tmp_path, table(value={**TEXTS, **BYTES}[kind])))
+    [batch] = found.batches(NONE_GIVEN)
+    rows = RowReader(RowRules(anchor=DUE))
+    assert [m.body.decode() for m in rows.read(batch)] == (list(map(str, UUIDS)) if kind == "uuid" else ["a", "b"])
+    # the same by its columns as row by row
+    assert rows.check(batch) is not None
+    assert list(rows.read(batch)) == list(rows.by_row(batch))
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_ids_keys_and_headers_of_every_arrow_type_of_text(tmp_path, kind):
+    texts = TEXTS[kind]
+    headers = pa.MapArray.from_arrays([0, 1, 2], pa.array(["n", "n"]), texts)
+    folder = spark_folder(tmp_path, table(message_id=texts, tag=texts, headers=headers))
+    found = messages(source(folder))
+    expected = list(map(str, UUIDS)) if kind == "uuid" else ["a", "b"]
+    assert [m.message_id for m in found] == [m.tag for m in found] == [m.headers["n"] for m in found] == expected
+
+    pq.write_table(table(order=texts), folder / "part-00000.snappy.parquet")
+    [first, _] = messages(source(folder), ColumnRules(id_columns=("order",)), id_columns=("order",))
+    assert first.message_id == key_id(("order",), (expected[0],))
 
 
 def test_nanoseconds_are_rounded_up_never_early(tmp_path):
@@ -81,6 +114,9 @@ def test_nanoseconds_are_rounded_up_never_early(tmp_path):
     due_at = pa.array([first, first - 1], pa.timestamp("ns", tz="UTC"))
     folder = spark_folder(tmp_path, table(due_at=due_at))
     assert [m.due_at.microsecond for m in messages(source(folder))] == [1, 0]
+
+
+COUNTS = pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64()))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +127,13 @@ def test_nanoseconds_are_rounded_up_never_early(tmp_path):
         ({"due_at": None}, NONE_GIVEN, "no column due_at or delay_seconds"),
         ({"body": pa.array(["a", "b"])}, NONE_GIVEN, "both value and body"),
         ({"price": pa.array([1, 2])}, NONE_GIVEN, "unknown columns price"),
+        ({"value": None, "VALUE": pa.array(["a", "b"])}, NONE_GIVEN, "be sent?; VALUE: names are in lower case"),
+        ({"Tag": pa.array(["a", "b"])}, NONE_GIVEN, "parquet: Tag: names are in lower case"),
+        (
+            {"due_at": None, "Due_At": pa.array(["a", "b"])},
+            ColumnRules(ignore_others=True),
+            "due_at= or delay=; Due_At: names are in lower case",
+        ),
         ({}, ColumnRules(id_columns=("order",)), "no column order, which id_columns= names"),
         (
             {"message_id": pa.array(["a", "b"]), "order": pa.array([1, 2])},
@@ -100,8 +143,11 @@ def test_nanoseconds_are_rounded_up_never_early(tmp_path):
         ({"value": pa.array([1, 2])}, NONE_GIVEN, "column value is int64, and must be text or binary"),
         ({"due_at": pa.array(["2026", "2027"])}, NONE_GIVEN, "column due_at is string, and must be a timestamp"),
         ({"headers": pa.array(["a", "b"])}, NONE_GIVEN, "column headers is string, and must be a map of text to text"),
-        ({"destination": pa.array([1, 2])}, NONE_GIVEN, "column destination is int64"),
-        ({"delay_seconds": pa.array(["1", "2"])}, NONE_GIVEN, "column delay_seconds is string"),
+        ({"destination": pa.array([1, 2])}, NONE_GIVEN, "is int64, and must be text; in Spark cast(destination as str"),
+        ({"message_id": pa.array(RAW, pa.binary(16))}, NONE_GIVEN, "hex(message_id) of bytes that are no text"),
+        ({"value": pa.array([{"a": 1}, {"a": 2}])}, NONE_GIVEN, "in Spark to_json(value) makes text of a structure"),
+        ({"delay_seconds": pa.array(["1", "2"])}, NONE_GIVEN, "must be a number; in Spark cast(delay_seconds as doub"),
+        ({"headers": COUNTS}, NONE_GIVEN, "in Spark cast(headers as map<string, string>)"),
     ],
 )
 def test_wrong_columns_are_refused_by_name(tmp_path, columns, wanted, says):
@@ -127,6 +173,30 @@ def test_rows_of_a_folder_without_success_are_not_sent(tmp_path):
     with pytest.raises(SourceError, match="require_success=False"):
         source(folder)
     assert len(messages(source(folder, require_success=False))) == 2
+
+
+@pytest.mark.parametrize(
+    ("mark", "path", "says"),
+    [
+        ("_delta_log/00000000000000000000.json", "", "is a Delta table"),
+        ("_delta_log/00000000000000000000.json", "day=2026-03-01/hour=9", "is a part of a Delta table"),
+        (".hoodie/hoodie.properties", "", "is a Hudi table"),
+        ("day=2026-03-01/.hoodie_partition_metadata", "day=2026-03-01", "is a Hudi table"),
+        (".hoodie/hoodie.properties", "day=2026-03-01", "is a part of a Hudi table"),
+        ("metadata/00000-a1.metadata.json", "", "is an Iceberg table"),
+        ("metadata/v1.metadata.json", "data/day=2026-03-01", "is a part of an Iceberg table"),
+        ("orders/_delta_log/00000000000000000000.json", "", "is a Delta table"),
+    ],
+)
+@pytest.mark.parametrize("require_success", [True, False])
+def test_a_table_is_not_read_as_plain_parquet(tmp_path, mark, path, says, require_success):
+    parts = ["day=2026-03-01/hour=9", "data/day=2026-03-01"]
+    folders = [spark_folder(tmp_path, table(), f"{part}/part-0.parquet", marker=False) for part in parts]
+    (folders[0] / mark).parent.mkdir(parents=True, exist_ok=True)
+    (folders[0] / mark).write_text("{}")
+    with pytest.raises(SourceError, match="Let Spark write the rows to send as Parquet") as caught:
+        source(folders[0] / path, require_success=require_success)
+    assert says in str(caught.value)
 
 
 def test_missing_source_says_so(tmp_path):
@@ -161,6 +231,36 @@ def test_json_lines(tmp_path, packed):
     first, second = messages(source(path))
     assert (first.body, first.due_at) == (b"a", DUE)
     assert (second.body, second.due_at, dict(second.headers)) == (b'{"n":1}', DUE + timedelta(seconds=5), {"h": "1"})
+
+
+NUMBERS = ["12345678901234567.89", "1.10", "1e5", "-0.0", "1E-400", "2.50e+400", "123456789012345678901234567890", "7"]
+
+
+def test_numbers_of_an_object_are_sent_as_they_are_written(tmp_path):
+    listed = ",".join(NUMBERS)
+    line = f'{{"value": {{"n": [{listed}], "é": {{"a": 1.10, "b": [true, null, "1.10"]}}}}, "delay_seconds": 1.50}}'
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{line}\n{{"value": [1.10], "delay_seconds": 1, "headers": {{"n": 1.10}}}}\n')
+    first, second = messages(source(path), ColumnRules(destination=True), destination="q")
+    assert first.body.decode() == f'{{"n":[{listed}],"é":{{"a":1.10,"b":[true,null,"1.10"]}}}}'
+    assert first.due_at == DUE + timedelta(seconds=1.5)
+    assert (second.column, second.problem) == ("headers", "the value of 'n' must be text, not Number")
+    # and so is a rejected row, which can be mended and sent
+    assert '{"value": [1.10], ' in rejected_line(second, "run")
+
+
+def test_a_number_in_a_key_is_a_number_however_it_is_written(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"value": "a", "delay_seconds": 1, "price": 1.10, "destination": "q"}')
+    [message] = messages(source(path), ColumnRules(id_columns=("price",)), id_columns=("price",))
+    assert message.message_id == key_id(("price",), (1.1,))
+
+
+@pytest.mark.parametrize("text", ["{bom}{row}\n{row}", "{bom}\n{row}\n{row}", "{row}\n{bom}{row}\n"])
+def test_byte_order_marks_are_passed_over(tmp_path, text):
+    row = '{"value": "a", "destination": "q", "delay_seconds": 1}'
+    (tmp_path / "rows.jsonl").write_text(text.format(bom="\ufeff", row=row), encoding="utf-8")
+    assert [message.body for message in messages(source(tmp_path / "rows.jsonl"))] == [b"a", b"a"]
 
 
 @pytest.mark.parametrize(
