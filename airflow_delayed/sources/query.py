@@ -111,7 +111,7 @@ def _engine(conn_id: str) -> Engine:
     from sqlalchemy.exc import SQLAlchemyError
 
     from airflow_delayed.compat import AirflowException
-    from airflow_delayed.hooks.store import connect_args, hook_of
+    from airflow_delayed.hooks.store import engine_by, hook_of
 
     try:
         connection = BaseHook.get_connection(conn_id)
@@ -123,11 +123,10 @@ def _engine(conn_id: str) -> Engine:
                 f" a database{', or install its provider' if hook is None else ''}"
             )
         # an error's text shows no parameters
-        options = {"connect_args": connect_args(hook), "hide_parameters": True}
-        return hook.get_sqlalchemy_engine(engine_kwargs=options)
+        return engine_by(hook, hide_parameters=True)
     except MissingExtra as error:
         raise SourceError(f"{error}, or name another connection") from None
-    except (AirflowException, SQLAlchemyError, ImportError, NotImplementedError) as error:
+    except (ValueError, AirflowException, SQLAlchemyError, ImportError, NotImplementedError) as error:
         raise SourceError(
             f"connection {conn_id!r} of SqlSource cannot be used: {error}; define it with a type whose provider is"
             " installed, or name another one"

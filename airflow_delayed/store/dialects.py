@@ -108,9 +108,13 @@ class PostgreSQL(Dialect):
     _clock = "SELECT clock_timestamp()"
     _limit = "SET statement_timeout = {milliseconds}"
 
+    def engine_options(self) -> dict[str, Any]:
+        """Return the arguments with the character set: a role or database may have another one for its sessions."""
+        return {**super().engine_options(), "connect_args": {"client_encoding": "utf8"}}
+
     def prepare(self, engine: Engine) -> None:
         """Set timeouts and the session, and read times that Python cannot hold."""
-        network.limit_libpq(engine)
+        network.limit_silence(engine)
         drivers.tolerate_postgresql(engine)
         event.listen(engine, "connect", self._connected)
 
@@ -282,7 +286,7 @@ class MySQL(Dialect):
 
     def prepare(self, engine: Engine) -> None:
         """Set timeouts and the session, and read times that Python cannot hold."""
-        network.limit_mysql(engine)
+        network.limit_silence(engine)
         drivers.tolerate_mysql(engine)
         event.listen(engine, "connect", self._connected)
 

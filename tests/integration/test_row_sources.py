@@ -98,7 +98,7 @@ def test_a_database_that_is_away_is_no_error_of_the_input(run, connect):
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("driver", ["mysqlclient", "mysql-connector-python", "pymysql"])
+@pytest.mark.parametrize("driver", ["mysqlclient", "mysql-connector-python"])
 def test_mariadb_through_each_driver(run, connect, mariadb_url, driver):
     url = urlsplit(mariadb_url)
     login, password = (unquote(part or "") for part in (url.username, url.password))

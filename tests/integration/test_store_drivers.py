@@ -14,7 +14,7 @@ from airflow_delayed.errors import LimitExceeded, TransportUnavailable
 from services.process import free_port
 
 LATER = datetime(2030, 1, 1, tzinfo=timezone.utc)
-DRIVERS = ["mysqlclient", "mysql-connector-python", "pymysql"]
+DRIVERS = ["mysqlclient", "mysql-connector-python"]
 
 
 @pytest.fixture(params=DRIVERS)
