@@ -24,8 +24,6 @@ from airflow_delayed.errors import DelayedError, MissingExtra, NotAStore, Unsupp
 from airflow_delayed.identity import Origin
 from airflow_delayed.message import utcnow
 from airflow_delayed.store.api import Store, dialect_named, first_line, prepare, system_user
-from airflow_delayed.store.drivers import mysql_client
-from airflow_delayed.store.network import set_limits
 from airflow_delayed.store.policy import OnConflict
 from airflow_delayed.store.schema import TABLE
 from airflow_delayed.threads import in_thread
@@ -252,7 +250,7 @@ def engine_by(hook: DbApiHook, **options: Any) -> Engine:
 
 def _driver(connection: Connection, extra: Mapping[str, Any]) -> str:
     if connection.conn_type == "mysql":
-        return mysql_client(connection.conn_id, extra).dialect
+        return dialect_named("mysql").client(connection.conn_id, extra).dialect
     from airflow.providers.postgres.hooks import postgres
 
     # whatever the extra sqlalchemy_scheme is: the hook chooses by what is installed
@@ -264,7 +262,8 @@ def _connect(conn_id: str, dialect: Dialect, record: Any, _arguments: Any, param
 
     :raises OperationalError: Airflow does not answer, or what the hook needs is not there.
     """
-    set_limits(dialect, record, (), parameters)
+    database = dialect_named(dialect.name)
+    database.set_limits(dialect, record, parameters)
     try:
         asked = BaseHook.get_connection(conn_id)
         extra = extra_of(asked)
@@ -283,7 +282,7 @@ def _connect(conn_id: str, dialect: Dialect, record: Any, _arguments: Any, param
         )
         hook = copy.get_hook(hook_params={"connection": copy})
         if asked.conn_type == "mysql":
-            mysql_client(conn_id, extra)
+            database.client(conn_id, extra)
             arguments = parameters | {key: extra[key] for key in _MYSQL_EXTRAS if key in extra}
             for name in _MYSQL_ARGUMENTS:
                 setattr(hook, name, partial(_with_defaults, arguments, getattr(hook, name)))

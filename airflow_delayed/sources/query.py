@@ -76,12 +76,14 @@ class _Query:
         """
         from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
-        from airflow_delayed.store.api import first_line
+        from airflow_delayed.store.api import dialect_named, first_line
 
         engine = _engine(self.conn_id)
         driver = engine.dialect.loaded_dbapi
         try:
             with engine.connect() as connection:
+                if readable := dialect_named(engine.dialect.name).readable_times:
+                    connection.exec_driver_sql(readable)
                 streamed = connection.execution_options(stream_results=True, no_parameters=self.parameters is None)
                 yield from self._fetched(streamed.exec_driver_sql(self.sql, self.parameters), wanted)
         except (SQLAlchemyError, driver.Error) as error:

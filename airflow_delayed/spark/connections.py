@@ -268,7 +268,7 @@ def engine_of(connection: Connection) -> Engine:
 def _url(connection: Connection) -> tuple[URL, Mapping[str, Any]]:
     from sqlalchemy import URL
 
-    from airflow_delayed.store.drivers import mysql_client
+    from airflow_delayed.store.api import dialect_named
 
     if connection.conn_type == "sqlite":
         return URL.create("sqlite", database=connection.host or connection.schema), {}
@@ -277,7 +277,7 @@ def _url(connection: Connection) -> tuple[URL, Mapping[str, Any]]:
         dialects = [f"postgresql+{name}" for name in drivers]
         wanted = "psycopg or psycopg2"
     elif connection.conn_type == "mysql":
-        dialect, wanted, *_ = mysql_client(connection.conn_id, connection.extra)
+        dialect, wanted, *_ = dialect_named("mysql").client(connection.conn_id, connection.extra)
         dialects = [dialect] if find_spec(wanted.partition(".")[0]) else []
     else:
         raise UnsupportedConnection(connection.conn_id, connection.conn_type, _SQL)
