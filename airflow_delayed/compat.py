@@ -40,11 +40,14 @@ __all__ = [
     "conf",
     "core_timetable",
     "data_interval",
+    "extra_of",
     "limits",
     "never_expire",
     "stats",
 ]
 
+#: Extras without content.
+_EMPTY = ("", "{}", "null")
 _VERSION = tuple(map(int, _sdk.split(".")[:2]))
 #: Whether a task can keep something from one try to the next. The Task SDK's 1.3 is Airflow's 3.3.
 KEEPS_STATE = _VERSION >= (1, 3)
@@ -125,6 +128,18 @@ def data_interval(dag: Any, logical_date: datetime) -> tuple[datetime, datetime]
     """Return the beginning and the end of the data interval of a manual run."""
     interval = core_timetable(dag).infer_manual_data_interval(run_after=timezone.coerce_datetime(logical_date))
     return interval.start, interval.end
+
+
+def extra_of(connection: Any) -> dict[str, Any]:
+    """Return the extra of Airflow's connection.
+
+    :raises ValueError: it is no JSON object. Airflow takes one that it cannot read for an empty one, and that would be
+        a connection without TLS.
+    """
+    extra = connection.extra_dejson
+    if not isinstance(extra, dict) or (connection.extra and not extra and connection.extra.strip() not in _EMPTY):
+        raise ValueError(f"connection {connection.conn_id!r}: the extra is no JSON object")
+    return extra
 
 
 def stats() -> Any:

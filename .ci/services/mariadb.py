@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from services import packages, process
+from services.rabbitmq import CertificateFiles
 
 _PROGRAM = "/usr/sbin/mariadbd"
 _ADMIN = "/usr/bin/mariadb-admin"
@@ -24,8 +25,9 @@ _DATABASE = "delayed"
 class MariaDB:
     """A running server; ``stop`` and ``start`` keep its port and its data."""
 
-    def __init__(self, folder: Path, password: str) -> None:
+    def __init__(self, folder: Path, password: str, options: Sequence[str]) -> None:
         self._folder = folder
+        self._options = options
         self._port = process.free_port()
         self._child = contextlib.ExitStack()
         self.url = f"mysql://{_USER}:{password}@127.0.0.1:{self._port}/{_DATABASE}"
@@ -41,6 +43,7 @@ class MariaDB:
             "--innodb-buffer-pool-size=512M",
             # run on the first start only, and on the later ones without effect
             f"--init-file={self._folder / 'first.sql'}",
+            *self._options,
         ]
         self._child.enter_context(process.running(command, log=log, cwd=self._folder, user=_SYSTEM_USER))
         probe = [_ADMIN, "--no-defaults", "--silent", "--protocol=tcp", "--host=127.0.0.1", f"--port={self._port}"]
@@ -58,8 +61,12 @@ class MariaDB:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[MariaDB]:
-    """Run a server with one empty database until the block ends; the system's own is never touched."""
+def running(*options: str, tls: CertificateFiles | None = None) -> Iterator[MariaDB]:
+    """Run a server with one empty database until the block ends; the system's own is never touched.
+
+    :param options: further ones of the server.
+    :param tls: have it offer TLS with this certificate.
+    """
     packages.require(_PROGRAM, "mariadb-server")
     folder = Path(tempfile.mkdtemp(prefix="delayed-mariadb-"))
     try:
@@ -78,7 +85,7 @@ def running() -> Iterator[MariaDB]:
             "--auth-root-authentication-method=normal",
         ]
         _call([*install, "--skip-test-db", "--skip-name-resolve"], folder)
-        server = MariaDB(folder, password)
+        server = MariaDB(folder, password, [*options, *(_tls_options(tls, folder) if tls else ())])
         try:
             server.start()
             yield server
@@ -86,6 +93,14 @@ def running() -> Iterator[MariaDB]:
             server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tls_options(tls: CertificateFiles, folder: Path) -> Iterator[str]:
+    """Copy the files to where the server may read them."""
+    for option, file in (("ca", tls.cacertfile), ("cert", tls.certfile), ("key", tls.keyfile)):
+        path = Path(shutil.copy(file, folder / f"{option}.pem"))
+        _own(path)
+        yield f"--ssl-{option}={path}"
 
 
 def _own(path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from airflow.sdk import BaseHook
 
 from airflow_delayed import config
-from airflow_delayed.compat import limits
+from airflow_delayed.compat import extra_of, limits
 from airflow_delayed.delivery import Clock, Connection, TopologyReport, check_type
 from airflow_delayed.errors import MissingExtra, TransportUnavailable
 from airflow_delayed.message import utcnow
@@ -119,10 +119,6 @@ class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
         """
         given = self.get_connection(self.conn_id)
         check_type(self.conn_id, given.conn_type, self.conn_type)
-        extra = given.extra_dejson
-        # Airflow takes one that it cannot read for an empty one, and that would be a connection without TLS
-        if not isinstance(extra, dict) or (given.extra and not extra and given.extra.strip() not in ("{}", "null")):
-            raise ValueError(f"connection {self.conn_id!r}: the extra is no JSON object")
         return Connection(
             conn_id=self.conn_id,
             conn_type=given.conn_type or "",
@@ -131,5 +127,5 @@ class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
             login=given.login,
             password=given.password,
             schema=given.schema,
-            extra=extra,
+            extra=extra_of(given),
         )

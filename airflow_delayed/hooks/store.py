@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from airflow.providers.common.sql.hooks.sql import DbApiHook
-from airflow.sdk import BaseHook
+from airflow.sdk import BaseHook, Connection
+from sqlalchemy import URL, create_engine, event
+from sqlalchemy.exc import OperationalError
 
 from airflow_delayed import config, metrics
-from airflow_delayed.compat import AirflowException, conf, limits
+from airflow_delayed.compat import AirflowException, conf, extra_of, limits
 from airflow_delayed.delivery import BUILT_IN, Clock, Delivery, TopologyReport
 from airflow_delayed.errors import DelayedError, MissingExtra, NotAStore, UnsupportedConnection
 from airflow_delayed.identity import Origin
@@ -25,8 +29,7 @@ from airflow_delayed.store.schema import TABLE
 from airflow_delayed.threads import in_thread
 
 if TYPE_CHECKING:
-    from airflow.sdk import Connection
-    from sqlalchemy import Engine
+    from sqlalchemy import Dialect, Engine
 
     from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 
@@ -43,8 +46,9 @@ class DelayedStoreHook(Store, BaseHook):
 
     It works through the hook that the connection already has, on PostgreSQL, SQLite, MariaDB 10.6 and MySQL 8.0.17, or
     newer. It has been run on PostgreSQL 15 and 18, MariaDB 10.11 and 11.8, MySQL 9.7 and SQLite; not on MySQL 8. A
-    connection of type mysql may name its driver in the extra ``client`` (mysqlclient, mysql-connector-python, pymysql),
-    and a schema is a database there.
+    connection of type mysql may name its driver in the extra ``client`` (mysqlclient, mysql-connector-python), and a
+    schema is a database there. Each connection to a server is made by ``get_conn()`` of that hook, from what Airflow
+    has for it then: TLS, IAM and a changed password are as everywhere in Airflow.
 
     What it does beside sending is in :class:`airflow_delayed.store.api.Store`.
 
@@ -164,7 +168,7 @@ class DelayedStoreHook(Store, BaseHook):
 
         :raises UnsupportedConnection: the connection is of no SQL database.
         """
-        return self._sql_hook().dialect_name
+        return database_of(self._sql_hook())
 
     def _sql_hook(self) -> DbApiHook:
         connection = self.get_connection(self.conn_id)
@@ -178,13 +182,10 @@ class DelayedStoreHook(Store, BaseHook):
 
     def _make_engine(self) -> Engine:
         hook = self._sql_hook()
-        dialect = dialect_named(hook.dialect_name)
+        dialect = dialect_named(database_of(hook))
         if dialect.is_file:
             check_shared_disk(self.conn_id)
-        options = dialect.engine_options()
-        if extras := connect_args(hook):
-            options["connect_args"] = {**options.get("connect_args", {}), **extras}
-        return prepare(hook.get_sqlalchemy_engine(engine_kwargs=options))
+        return prepare(engine_by(hook, **dialect.engine_options()))
 
 
 def hook_of(connection: Connection) -> BaseHook | None:
@@ -205,15 +206,96 @@ def hook_of(connection: Connection) -> BaseHook | None:
     return hook
 
 
-def connect_args(hook: DbApiHook) -> dict[str, Any]:
-    """Return the extras of a connection that its driver takes.
+#: SQLAlchemy's name of the database, by the types of connections whose sessions Airflow's hook opens for an engine.
+_SERVERS = {"postgres": "postgresql", "mysql": "mysql"}
+#: Extras that do not reach the driver: an engine has cursors of its own, and the character set of all texts.
+_NOT_FOR_ENGINES = ("cursor", "charset", "client_encoding")
+#: What an engine's URL has, and the connection that Airflow returns may have otherwise by now.
+_OF_THE_URL = ("host", "port", "dbname", "db", "database", "context")
+#: Extras for the drivers of MySQL that Airflow's hook leaves out.
+_MYSQL_EXTRAS = ("connect_timeout", "connection_timeout", "read_timeout", "write_timeout", "use_pure")
+#: Where that hook makes the arguments of each driver.
+_MYSQL_ARGUMENTS = ("_get_conn_config_mysql_client", "_get_conn_config_mysql_connector_python")
 
-    The engine of Airflow's hook passes on none of them, sslmode among them; its own connections get all that are not on
-    the hook's list, and nothing without it.
+
+def database_of(hook: DbApiHook) -> str:
+    """Return SQLAlchemy's name of the hook's database."""
+    # a hook's own attribute parses a URL, and MySQL's has no brackets around an address such as ::1
+    return _SERVERS.get(hook.conn_type) or hook.dialect_name
+
+
+def engine_by(hook: DbApiHook, **options: Any) -> Engine:
+    """Return an engine whose connections Airflow's hook makes, each from what Airflow has for the connection then.
+
+    On another server than PostgreSQL, MySQL and MariaDB, it is the hook's own engine.
+
+    :param options: for SQLAlchemy's ``create_engine``.
     """
-    if not hasattr(hook, "ignored_extra_options"):
-        return {}
-    return {key: value for key, value in hook.connection_extra.items() if key not in hook.ignored_extra_options}
+    if hook.conn_type not in _SERVERS:
+        return hook.get_sqlalchemy_engine(engine_kwargs=options)
+    options["connect_args"] = dialect_named(database_of(hook)).engine_options()["connect_args"]
+    connection = hook.connection
+    extra = extra_of(connection)
+    port = str(extra.get("port") or connection.port or "").partition(",")[0]
+    url = URL.create(
+        _driver(connection, extra),
+        host=connection.host,
+        port=int(port) if port else None,
+        database=connection.schema,
+    )
+    engine = create_engine(url, **options)
+    event.listen(engine, "do_connect", partial(_connect, hook.get_conn_id()))
+    return engine
+
+
+def _driver(connection: Connection, extra: Mapping[str, Any]) -> str:
+    if connection.conn_type == "mysql":
+        return dialect_named("mysql").client(connection.conn_id, extra).dialect
+    from airflow.providers.postgres.hooks import postgres
+
+    # whatever the extra sqlalchemy_scheme is: the hook chooses by what is installed
+    return "postgresql+psycopg" if getattr(postgres, "USE_PSYCOPG3", False) else "postgresql+psycopg2"
+
+
+def _connect(conn_id: str, dialect: Dialect, record: Any, _arguments: Any, parameters: dict[str, Any]) -> Any:
+    """Ask Airflow for the connection, and let its hook connect; the extras get the defaults that they lack.
+
+    :raises OperationalError: Airflow does not answer, or what the hook needs is not there.
+    """
+    database = dialect_named(dialect.name)
+    database.set_limits(dialect, record, parameters)
+    try:
+        asked = BaseHook.get_connection(conn_id)
+        extra = extra_of(asked)
+        own = {key: value for key, value in extra.items() if key not in _NOT_FOR_ENGINES}
+        if asked.conn_type == "postgres":
+            own = {key: value for key, value in parameters.items() if key not in _OF_THE_URL} | own
+        copy = Connection(
+            conn_id=conn_id,
+            conn_type=asked.conn_type,
+            host=asked.host,
+            port=asked.port,
+            login=asked.login,
+            password=asked.password,
+            schema=asked.schema,
+            extra=json.dumps(own),
+        )
+        hook = copy.get_hook(hook_params={"connection": copy})
+        if asked.conn_type == "mysql":
+            database.client(conn_id, extra)
+            arguments = parameters | {key: extra[key] for key in _MYSQL_EXTRAS if key in extra}
+            for name in _MYSQL_ARGUMENTS:
+                setattr(hook, name, partial(_with_defaults, arguments, getattr(hook, name)))
+        return hook.get_conn()
+    except dialect.loaded_dbapi.Error:
+        raise
+    except Exception as error:
+        # as what a driver cannot reach: it is tried again
+        raise OperationalError(None, None, error) from error
+
+
+def _with_defaults(defaults: Mapping[str, Any], made: Callable[[Any], dict[str, Any]], connection: Any) -> Any:
+    return {**defaults, **made(connection)}
 
 
 def check_shared_disk(conn_id: str) -> None:

@@ -82,13 +82,15 @@ class _Query:
         """
         from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
-        from airflow_delayed.store.api import first_line
+        from airflow_delayed.store.api import dialect_named, first_line
 
         engine = _engine(self.conn_id)
         driver = engine.dialect.loaded_dbapi
         try:
             with engine.connect() as connection:
                 _keep_numbers(engine.driver, connection.connection.driver_connection)
+                if readable := dialect_named(engine.dialect.name).readable_times:
+                    connection.exec_driver_sql(readable)
                 streamed = connection.execution_options(stream_results=True, no_parameters=self.parameters is None)
                 yield from self._fetched(streamed.exec_driver_sql(self.sql, self.parameters), wanted)
         except (SQLAlchemyError, driver.Error) as error:
@@ -131,7 +133,7 @@ def _engine(conn_id: str) -> Engine:
     from sqlalchemy.exc import SQLAlchemyError
 
     from airflow_delayed.compat import AirflowException
-    from airflow_delayed.hooks.store import connect_args, hook_of
+    from airflow_delayed.hooks.store import engine_by, hook_of
 
     try:
         connection = BaseHook.get_connection(conn_id)
@@ -143,11 +145,10 @@ def _engine(conn_id: str) -> Engine:
                 f" a database{', or install its provider' if hook is None else ''}"
             )
         # an error's text shows no parameters
-        options = {"connect_args": connect_args(hook), "hide_parameters": True}
-        return hook.get_sqlalchemy_engine(engine_kwargs=options)
+        return engine_by(hook, hide_parameters=True)
     except MissingExtra as error:
         raise SourceError(f"{error}, or name another connection") from None
-    except (AirflowException, SQLAlchemyError, ImportError, NotImplementedError) as error:
+    except (ValueError, AirflowException, SQLAlchemyError, ImportError, NotImplementedError) as error:
         raise SourceError(
             f"connection {conn_id!r} of SqlSource cannot be used: {error}; define it with a type whose provider is"
             " installed, or name another one"

@@ -238,14 +238,8 @@ def _store(connection: Connection, deliver_conn_id: str | None, **options: Any) 
 
 
 _POSTGRES_DRIVERS = ("psycopg", "psycopg2")
-#: The name of a driver in the extra ``client``, as Airflow's MySQL hook has it: its dialect and its module.
-_MYSQL_CLIENTS = {
-    "mysqlclient": ("mysql+mysqldb", "MySQLdb"),
-    "mysql-connector-python": ("mysql+mysqlconnector", "mysql.connector"),
-    "pymysql": ("mysql+pymysql", "pymysql"),
-}
-#: Extras for Airflow; all others are the driver's.
-_NOT_THE_DRIVERS = ("client", "cursor", "sqlalchemy_scheme", "sqlalchemy_query", "charset")
+#: Extras for Airflow, and the character set, which is that of all texts; all others are the driver's.
+_NOT_THE_DRIVERS = ("client", "cursor", "sqlalchemy_scheme", "sqlalchemy_query", "charset", "client_encoding")
 #: Extras that let Airflow's hooks fetch a password from elsewhere.
 _FETCHED = ("iam", "redshift", "azure_conn_id")
 
@@ -274,6 +268,8 @@ def engine_of(connection: Connection) -> Engine:
 def _url(connection: Connection) -> tuple[URL, Mapping[str, Any]]:
     from sqlalchemy import URL
 
+    from airflow_delayed.store.api import dialect_named
+
     if connection.conn_type == "sqlite":
         return URL.create("sqlite", database=connection.host or connection.schema), {}
     if connection.conn_type == "postgres":
@@ -281,7 +277,7 @@ def _url(connection: Connection) -> tuple[URL, Mapping[str, Any]]:
         dialects = [f"postgresql+{name}" for name in drivers]
         wanted = "psycopg or psycopg2"
     elif connection.conn_type == "mysql":
-        dialect, wanted = _mysql(connection)
+        dialect, wanted, *_ = dialect_named("mysql").client(connection.conn_id, connection.extra)
         dialects = [dialect] if find_spec(wanted.partition(".")[0]) else []
     else:
         raise UnsupportedConnection(connection.conn_id, connection.conn_type, _SQL)
@@ -295,12 +291,10 @@ def _url(connection: Connection) -> tuple[URL, Mapping[str, Any]]:
         port=connection.port,
         database=connection.schema,
     )
-    return url, {name: value for name, value in connection.extra.items() if name not in _NOT_THE_DRIVERS}
-
-
-def _mysql(connection: Connection) -> tuple[str, str]:
-    client = connection.extra.get("client", "mysqlclient")
-    if client not in _MYSQL_CLIENTS:
-        known = ", ".join(_MYSQL_CLIENTS)
-        raise InputError(f"connection {connection.conn_id!r}: the extra client={client!r} is none of {known}")
-    return _MYSQL_CLIENTS[client]
+    arguments = {name: value for name, value in connection.extra.items() if name not in _NOT_THE_DRIVERS}
+    if isinstance(arguments.get("ssl"), str):
+        # as Airflow's hook reads it
+        arguments["ssl"] = _object(arguments["ssl"])
+        if arguments["ssl"] is None:
+            raise InputError(f"connection {connection.conn_id!r}: the extra 'ssl' is no JSON object")
+    return url, arguments

@@ -40,6 +40,8 @@ from sqlalchemy.types import TypeEngine
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.message import UTC
+from airflow_delayed.store import network
+from airflow_delayed.store.drivers import MysqlClient, mysql_client
 
 #: Ids in one statement.
 IDS = 1000
@@ -52,8 +54,10 @@ _MYSQL_DOUBLE = mysql.DOUBLE(asdecimal=False)
 FRACTION = (
     Float().with_variant(postgresql.DOUBLE_PRECISION(), "postgresql").with_variant(_MYSQL_DOUBLE, "mysql", "mariadb")
 )
-#: Text of any length.
-LONG_TEXT = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+#: Text of any length; of a table's or server's own character set it could lack letters.
+LONG_TEXT = Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), "mysql", "mariadb")
+#: The same; on MySQL and MariaDB of 64 KiB.
+SHORT_TEXT = Text().with_variant(mysql.TEXT(charset="utf8mb4"), "mysql", "mariadb")
 
 #: The name of each database in texts, by SQLAlchemy's name.
 KNOWN = {
@@ -111,6 +115,8 @@ class Dialect:
     notifies: ClassVar[bool] = False
     #: Whether CREATE INDEX lacks ``IF NOT EXISTS``, so that an install's script has the indexes within CREATE TABLE.
     indexes_within: ClassVar[bool] = False
+    #: Statements after which a transaction's times have the only form that the drivers read; empty: they have it.
+    readable_times: ClassVar[str] = ""
     #: SQL for the time.
     _clock: ClassVar[str] = ""
     #: The statement that limits the time of each later statement of a connection.
@@ -139,6 +145,23 @@ class Dialect:
         :raises DelayedError: an unknown database.
         """
         self.check_known()
+
+    def client(self, conn_id: str, extra: Mapping[str, Any]) -> MysqlClient:
+        """Return the driver that a connection's extra names, on MySQL and MariaDB.
+
+        :raises InputError: there is no such driver, or it would ignore an extra that asks for TLS.
+        """
+        return mysql_client(conn_id, extra)
+
+    def set_limits(self, dialect: SqlDialect, record: Any, parameters: dict[str, Any]) -> None:
+        """Add the limits that a driver's parameters lack, before it connects."""
+        network.set_limits(dialect, record, (), parameters)
+
+    def check_encoding(self, connection: Connection) -> None:
+        """Check that the database can hold all texts.
+
+        :raises DelayedError: it cannot; the text has the remedy.
+        """
 
     def allow_readers(self, engine: Engine) -> None:
         """Let readers go on while another connection writes; on all but SQLite they always do."""

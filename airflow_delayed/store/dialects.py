@@ -43,6 +43,7 @@ from sqlalchemy.schema import CreateIndex, DropIndex
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
+from airflow_delayed.errors import DelayedError
 from airflow_delayed.store import bulk, drivers, network
 from airflow_delayed.store.database import NUMBER, Dialect, OthersAccess, Row, TimeUnit
 
@@ -90,9 +91,15 @@ def _by_name(rows: Iterable[Sequence[str]]) -> dict[str, list[str]]:
     return found
 
 
-#: Not of the transaction, but of the session; a shorter limit stays.
-_END_IDLE = """SELECT set_config(name, '{milliseconds}', false) FROM pg_settings
-    WHERE name = 'idle_in_transaction_session_timeout' AND setting::int NOT BETWEEN 1 AND {milliseconds}"""
+#: What a transaction sets for itself: behind a pooler, a setting of the session would reach other programs. A process
+#: that stands still is ended, unless it is earlier by another limit; and nothing is compiled, which takes ten times as
+#: long as a claim, and would begin because of a wrong estimate of the claim's cost.
+_OF_THE_TRANSACTION = """SELECT set_config('jit', 'off', true), set_config('idle_in_transaction_session_timeout',
+    (1000 * extract(epoch FROM LEAST(interval '{} s',
+        NULLIF(current_setting('idle_in_transaction_session_timeout')::interval, interval '0'))))::int::text, true)"""
+_LIMITED = ", set_config('statement_timeout', '{}s', true)"
+#: The engine's option with the seconds after which the database ends a statement.
+_STATEMENT_SECONDS = "statement_seconds"
 
 
 class PostgreSQL(Dialect):
@@ -104,30 +111,61 @@ class PostgreSQL(Dialect):
     contention_codes = frozenset({"40P01", "55P03", "40001"})
     lock_timeout_codes = frozenset({"55P03"})
     claims_at_once = reads_by_run = notifies = True
+    readable_times = "SET LOCAL DateStyle = 'ISO'; SET LOCAL IntervalStyle = 'postgres'"
     # not now(), which stands still during a transaction
     _clock = "SELECT clock_timestamp()"
-    _limit = "SET statement_timeout = {milliseconds}"
+
+    def engine_options(self) -> dict[str, Any]:
+        """Return the arguments with the character set: a role or database may have another one for its sessions."""
+        return {**super().engine_options(), "connect_args": {"client_encoding": "utf8"}}
 
     def prepare(self, engine: Engine) -> None:
         """Set timeouts and the session, and read times that Python cannot hold."""
-        network.limit_libpq(engine)
+        network.limit_silence(engine)
         drivers.tolerate_postgresql(engine)
-        event.listen(engine, "connect", self._connected)
+        event.listen(engine, "connect", self._connected, insert=True)
+        event.listen(engine, "begin", self._begun)
 
     @staticmethod
     def _connected(connection: Any, _record: object) -> None:
+        if hasattr(connection, "prepare_threshold"):
+            # psycopg prepares no statement: a pooler may give the next transaction a session that does not have it; and
+            # a plan made while a table was empty would read all of the grown table for each row of a claim
+            connection.prepare_threshold = None
         with connection.cursor() as cursor:
-            cursor.execute("SET TIME ZONE 'UTC'")
-            # a plan cached while a table was empty would read all of the grown table for each row of a claim
-            cursor.execute("SET plan_cache_mode = force_custom_plan")
-            # compiling takes ten times as long as the claim, and a wrong estimate of its cost would start it
-            cursor.execute("SET jit = off")
-            # unless the user has a shorter one
-            cursor.execute(_END_IDLE.format(milliseconds=1000 * network.IDLE_SECONDS))
+            # a pooler knows which client has set these three
+            cursor.execute("SET TIME ZONE 'UTC'; SET DateStyle = 'ISO, MDY'; SET standard_conforming_strings = on")
         connection.commit()
 
+    @staticmethod
+    def _begun(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        limit = options.get(_STATEMENT_SECONDS)
+        if options.get("isolation_level") == "AUTOCOMMIT" or (options.get("read_only") and limit is None):
+            return
+        settings = _OF_THE_TRANSACTION.format(network.IDLE_SECONDS)
+        connection.exec_driver_sql(settings + (_LIMITED.format(limit) if limit else ""))
+
+    def check_encoding(self, connection: Connection) -> None:
+        """Refuse all encodings but UTF-8; SQL_ASCII is none, so that two clients could read one text as two."""
+        name, encoding = connection.exec_driver_sql("SELECT current_database(), getdatabaseencoding()").one()
+        if encoding != "UTF8":
+            raise DelayedError(
+                f"database {name!r} has the encoding {encoding}, which cannot hold all texts; make another one (CREATE"
+                " DATABASE delayed ENCODING 'UTF8' TEMPLATE template0), and name it as the connection's schema"
+            )
+
+    def limit_statements(self, engine: Engine, seconds: int) -> None:
+        """Let the database end each statement that takes longer, in each transaction."""
+        engine.update_execution_options(**{_STATEMENT_SECONDS: seconds})
+
     def read_only(self, engine: Engine) -> Connection:
-        """Return a connection without transactions: to begin and end one takes as long as to read a page."""
+        """Return a connection without transactions: to begin and end one takes as long as to read a page.
+
+        A limit of statements needs a transaction.
+        """
+        if _STATEMENT_SECONDS in engine.get_execution_options():
+            return super().read_only(engine)
         return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
     def go_by_indexes(self, connection: Connection) -> None:
@@ -282,17 +320,21 @@ class MySQL(Dialect):
 
     def prepare(self, engine: Engine) -> None:
         """Set timeouts and the session, and read times that Python cannot hold."""
-        network.limit_mysql(engine)
+        network.limit_silence(engine)
         drivers.tolerate_mysql(engine)
-        event.listen(engine, "connect", self._connected)
+        # before SQLAlchemy looks at the first connection's sql_mode
+        event.listen(engine, "connect", self._connected, insert=True)
 
     @staticmethod
     def _connected(connection: Any, _record: object) -> None:
         cursor = connection.cursor()
-        lenient = "REPLACE(REPLACE(@@sql_mode, 'NO_ZERO_IN_DATE', ''), 'NO_ZERO_DATE', '')"
-        cursor.execute(f"SET SESSION sql_mode = CONCAT({lenient}, ',STRICT_ALL_TABLES')")
-        # MySQL has no such limit
-        cursor.execute(f"SET @delayed_idle = 1 /*M! , SESSION idle_transaction_timeout = {network.IDLE_SECONDS} */")
+        # only MariaDB reads the comment: MySQL has no such limit
+        cursor.execute(
+            "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', SESSION sql_safe_updates = 0,"
+            " SESSION sql_auto_is_null = 0, SESSION sql_select_limit = 18446744073709551615,"
+            " SESSION completion_type = 'NO_CHAIN', SESSION default_storage_engine = 'InnoDB'"
+            f" /*M! , SESSION idle_transaction_timeout = {network.IDLE_SECONDS} */"
+        )
         cursor.close()
 
     def _server(self, connection: Connection) -> str:

@@ -4,18 +4,22 @@ A program with the right to INSERT can write values that this package never writ
 ``infinity`` and ``44 BC``, MariaDB stores ``0000-00-00``, SQLite stores any value in any column. For some of these a
 driver raises an error when rows are fetched, and the query returns no row at all. Here such a value is replaced: a time
 by a :class:`NoTime`, bytes that are no text by a text that no message may have as its id.
+
+The drivers of MySQL are named here too, as Airflow's hook has them in the extra ``client``.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import DateTime, Dialect, Engine, Integer, LargeBinary, String, event
 from sqlalchemy.dialects import mysql, sqlite
 
+from airflow_delayed.errors import InputError
 from airflow_delayed.message import MICROSECOND, UTC
 
 #: The beginning of a text that replaces bytes. Its blank makes it an id that no message may have.
@@ -23,6 +27,48 @@ NO_TEXT = "not text: "
 #: The code of the type DATETIME in MySQL's protocol.
 _DATETIME = 12
 _MICROSECONDS = (datetime.max - datetime.min) // MICROSECOND + 1
+
+
+class MysqlClient(NamedTuple):
+    """A driver of MySQL: its dialect, its module, and the extras that ask it for TLS, with an example."""
+
+    dialect: str
+    module: str
+    tls: str
+    example: str
+
+
+#: By the extra ``client``.
+_MYSQL_CLIENTS: Mapping[str, MysqlClient] = {
+    "mysqlclient": MysqlClient("mysql+mysqldb", "MySQLdb", r"ssl|ssl_mode", '"ssl": {"ca": "/path/ca.pem"}'),
+    "mysql-connector-python": MysqlClient(
+        "mysql+mysqlconnector", "mysql.connector", r"ssl_\w+", '"ssl_ca": "/path/ca.pem"'
+    ),
+}
+#: How a name begins that asks for TLS somewhere.
+_ASKS_FOR_TLS = re.compile(
+    r"(use_?|require_?)?(ssl|tls)|(ca|cert|key)_?(file|path|cert)|ca$|cert|verify", re.IGNORECASE
+)
+
+
+def mysql_client(conn_id: str, extra: Mapping[str, Any]) -> MysqlClient:
+    """Return the driver that a connection names.
+
+    :raises InputError: Airflow's hook has no such client; or the driver would ignore an extra that asks for TLS, and
+        login and bodies would be sent in the clear.
+    """
+    name = extra.get("client") or "mysqlclient"
+    if name not in _MYSQL_CLIENTS:
+        choices = ", ".join(_MYSQL_CLIENTS)
+        raise InputError(f"connection {conn_id!r}: the extra client={name!r} is none of {choices}")
+    client = _MYSQL_CLIENTS[name]
+    for key, value in extra.items():
+        if value and _ASKS_FOR_TLS.match(key) and not re.fullmatch(client.tls, key):
+            raise InputError(
+                f"connection {conn_id!r}: {name} ignores the extra {key!r}, and would connect without it; write for"
+                f" instance {client.example}"
+            )
+    return client
 
 
 class NoTime(datetime):
@@ -48,7 +94,8 @@ def tolerate_sqlite(engine: Engine) -> None:
 
 def tolerate_mysql(engine: Engine) -> None:
     """Do the same on MySQL and MariaDB."""
-    event.listen(engine, "connect", _MYSQL.get(engine.dialect.driver, _no_change))
+    if listener := _MYSQL.get(engine.dialect.driver):
+        event.listen(engine, "connect", listener)
     engine.dialect.colspecs = {**engine.dialect.colspecs, mysql.DATETIME: _MysqlTime}
 
 
@@ -118,10 +165,6 @@ def _mysqlconnector(connection: Any, _record: object) -> None:
             return super()._datetime_to_python(value, dsc) or bytes(value).decode()
 
     connection.converter_class = Tolerant
-
-
-def _no_change(connection: Any, _record: object) -> None:
-    """Leave pymysql as it is: it returns a time that it cannot read as text."""
 
 
 _MYSQL = {"mysqldb": _mysqldb, "mysqlconnector": _mysqlconnector}

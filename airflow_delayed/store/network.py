@@ -47,7 +47,7 @@ _LIBPQ: Mapping[str, Any] = {
     "tcp_user_timeout": ACKNOWLEDGE_SECONDS * 1000,
 }
 _LIBPQ_DRIVERS = ("psycopg", "psycopg2")
-_MYSQL_DRIVERS = ("mysqldb", "pymysql", "mysqlconnector")
+_MYSQL_DRIVERS = ("mysqldb", "mysqlconnector")
 #: The same for MySQL's drivers, which take socket options in no other way; not every system has all of them.
 _SOCKET_OPTIONS = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -66,22 +66,22 @@ _SOCKET_OPTIONS = [
 _ADDRESS = "airflow_delayed.address"
 
 
-def limit_libpq(engine: Engine) -> None:
-    """Let libpq give up a silent host; of several hosts choose the writable one."""
-    if engine.dialect.driver in _LIBPQ_DRIVERS:
-        event.listen(engine, "do_connect", _libpq)
-
-
-def limit_mysql(engine: Engine) -> None:
-    """Let a driver of MySQL give up a silent host."""
+def limit_silence(engine: Engine) -> None:
+    """Let the driver give up a silent host; of several hosts of libpq choose the writable one."""
+    event.listen(engine, "do_connect", set_limits)
     if engine.dialect.driver in _MYSQL_DRIVERS:
-        event.listen(engine, "do_connect", _mysql)
-        if engine.dialect.driver == "pymysql":
-            event.listen(engine, "do_connect", _pymysql)
         event.listen(engine, "connect", _keep_alive)
 
 
-def _libpq(_dialect: object, record: Any, _arguments: object, parameters: dict[str, Any]) -> None:
+def set_limits(dialect: Dialect, record: Any, _arguments: object, parameters: dict[str, Any]) -> None:
+    """Add the limits that the driver's parameters lack; a listener of SQLAlchemy's event ``do_connect``."""
+    if dialect.driver in _LIBPQ_DRIVERS:
+        _libpq(record, parameters)
+    elif dialect.driver in _MYSQL_DRIVERS:
+        _mysql(dialect, parameters)
+
+
+def _libpq(record: Any, parameters: dict[str, Any]) -> None:
     for name, value in {"connect_timeout": CONNECT_SECONDS, **_LIBPQ}.items():
         parameters.setdefault(name, value)
     hosts = str(parameters.get("host") or "").split(",")
@@ -91,22 +91,13 @@ def _libpq(_dialect: object, record: Any, _arguments: object, parameters: dict[s
         record.info[_ADDRESS] = hosts[0] or None, int(str(parameters.get("port") or 0).split(",")[0] or 0) or None
 
 
-def _mysql(dialect: Dialect, _record: object, _arguments: object, parameters: dict[str, Any]) -> None:
+def _mysql(dialect: Dialect, parameters: dict[str, Any]) -> None:
     # mysql-connector-python takes two names for it
     if "connection_timeout" not in parameters:
         parameters.setdefault("connect_timeout", CONNECT_SECONDS)
     if dialect.driver == "mysqlconnector":
         # its C extension hides the socket, so that nothing could end a silent connection
         parameters.setdefault("use_pure", True)
-
-
-def _pymysql(dialect: Dialect, _record: object, arguments: Sequence[Any], parameters: dict[str, Any]) -> Any:
-    """Connect, and limit the greeting and the login too: PyMySQL's own limit ends with TCP's part of it."""
-    if "read_timeout" in parameters:
-        return None
-    connection = dialect.connect(*arguments, **parameters, read_timeout=parameters["connect_timeout"])
-    connection._read_timeout = None
-    return connection
 
 
 def _keep_alive(connection: Any, _record: object) -> None:
@@ -133,10 +124,9 @@ def shut_down(descriptor: int) -> None:
         opened.shutdown(socket.SHUT_RDWR)
 
 
-#: The socket's descriptor of a connection of psycopg, psycopg2 and mysqlclient; of pymysql; of mysql-connector-python.
+#: The socket's descriptor of a connection of psycopg, psycopg2 and mysqlclient; of mysql-connector-python.
 _DESCRIPTORS: Sequence[Callable[[Any], int]] = (
     lambda connection: connection.fileno(),
-    lambda connection: connection._sock.fileno(),
     lambda connection: connection._socket.sock.fileno(),
 )
 

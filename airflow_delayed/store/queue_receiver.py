@@ -15,7 +15,7 @@ from datetime import datetime
 from threading import Event
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Table, case, delete, event, null, select
+from sqlalchemy import ColumnElement, Connection, Engine, Table, case, delete, null, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_delayed.delivery import TemporaryQueue
@@ -72,7 +72,6 @@ class QueueTableReceiver:
     def __init__(
         self, conn_id: str, engine: Engine, queue: str, *, schema: str | None = None, body_limit: int | None = None
     ) -> None:
-        event.listen(engine, "connect", prepare_nothing)
         self._conn_id = conn_id
         self._engine = engine
         self._queue = queue
@@ -236,13 +235,6 @@ def checked_table(conn_id: str, engine: Engine, queue: str, schema: str | None) 
     if isinstance(found, str):
         raise DelayedError(f"connection {conn_id!r}: {found}")
     return found
-
-
-def prepare_nothing(connection: Any, _record: object) -> None:
-    """Let a driver prepare no statements on a new connection."""
-    # a pooler in transaction mode may give the next transaction a session that does not know the prepared statement
-    if hasattr(connection, "prepare_threshold"):
-        connection.prepare_threshold = None
 
 
 def _has_expired(expires: datetime | None, now: datetime) -> bool:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, delete, event, select
+from sqlalchemy import Connection, Engine, Table, delete, select
 
 from airflow_delayed.replies import Reply, ReplyQueue, answered
 from airflow_delayed.store.dispatch.queue_tables import LONGEST_HEADERS, MESSAGE_ID, bounded
 from airflow_delayed.store.engine import database_errors
-from airflow_delayed.store.queue_receiver import as_bytes, checked_table, prepare_nothing
+from airflow_delayed.store.queue_receiver import as_bytes, checked_table
 
 #: Rows of one query.
 _ROWS = 1_000
@@ -39,7 +39,6 @@ class QueueTableReplies(ReplyQueue):
         schema: str | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        event.listen(engine, "connect", prepare_nothing)
         self._conn_id = conn_id
         self._engine = engine
         self._queue = queue

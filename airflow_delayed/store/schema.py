@@ -69,7 +69,6 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    Text,
     text,
 )
 from sqlalchemy import Dialect as SqlDialect
@@ -80,7 +79,7 @@ from sqlalchemy.types import DateTime, TypeDecorator, TypeEngine
 from airflow_delayed.fields import FIELDS, MAX_TAG, MessageField
 from airflow_delayed.identity import MAX_NAME
 from airflow_delayed.message import UTC
-from airflow_delayed.store.database import FRACTION, LONG_TEXT, NUMBER, PARTIAL_INDEXES, Dialect, bytes_type
+from airflow_delayed.store.database import FRACTION, LONG_TEXT, NUMBER, PARTIAL_INDEXES, SHORT_TEXT, Dialect, bytes_type
 from airflow_delayed.store.dialects import dialect_for
 from airflow_delayed.store.policy import MAX_DESTINATION
 
@@ -247,21 +246,21 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("Who", text_column(250)),
             _column("Action", text_column(20), nullable=False),
             _column("Selection", LONG_TEXT, nullable=False),
-            _column("Counts", Text(), nullable=False),
+            _column("Counts", SHORT_TEXT, nullable=False),
             index("_audit", "At"),
         ),
         dispatchers=table(
             "_dispatchers",
             _column("Id", text_column(MAX_DISPATCHER), primary_key=True),
-            _column("ConnIds", Text(), nullable=False),
+            _column("ConnIds", SHORT_TEXT, nullable=False),
             _column("StartedAt", UtcTime(), nullable=False),
             _column("SeenAt", UtcTime(), nullable=False),
             _column("EndedAt", UtcTime()),
             _column("WorkedAt", UtcTime()),
-            _column("Troubles", Text()),
+            _column("Troubles", SHORT_TEXT),
             _column("Host", text_column(MAX_NAME)),
             _column("DagId", text_column(MAX_NAME)),
-            _column("Reaches", Text()),
+            _column("Reaches", SHORT_TEXT),
             _column("MaxRate", FRACTION),
         ),
         runs=table(

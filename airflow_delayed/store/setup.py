@@ -56,8 +56,10 @@ def install(
     :param conn_id: names the store in remedies.
     :param upgrade: bring tables of an older version to this version.
     :param environment: the name that a new store gets. An existing store may be a copy, and keeps its name.
+    :raises DelayedError: the database's encoding cannot hold all texts.
     """
-
+    with engine.connect().execution_options(read_only=True) as connection:
+        dialect_of(connection).check_encoding(connection)
     upgraded = _upgrade(engine, tables, conn_id, dry_run=dry_run) if upgrade else []
 
     def work(connection: Connection) -> TopologyReport:

@@ -15,7 +15,7 @@ from sqlalchemy import event, select
 from sqlalchemy.exc import DBAPIError
 from support.proxy import Proxy, proxy
 from support.rabbitmq import eventually
-from support.stores import Store, Transport, message
+from support.stores import Store, Transport, choose_driver, message
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.dispatch.report import BreakerTripped
@@ -148,12 +148,15 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_delayed.store.network.CONNECT_SECONDS", 2)
 
 
-@pytest.fixture(params=["psycopg", "psycopg2", "mysqlclient", "pymysql", "mysql-connector-python"])
-def behind_proxy(request: pytest.FixtureRequest, connect) -> Iterator[tuple[Proxy, DelayedStoreHook]]:
+@pytest.fixture(params=["psycopg", "psycopg2", "mysqlclient", "mysql-connector-python"])
+def behind_proxy(
+    request: pytest.FixtureRequest, connect, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Proxy, DelayedStoreHook]]:
     """A store whose database is reached through a proxy, by each driver."""
+    choose_driver(monkeypatch, request.param)
     postgres = request.param.startswith("psycopg")
     url = urlsplit(request.getfixturevalue("postgres_url" if postgres else "mariadb_url"))
-    extra = {"sqlalchemy_scheme": f"postgresql+{request.param}"} if postgres else {"client": request.param}
+    extra = {} if postgres else {"client": request.param}
     table = f"standstill_{uuid4().hex[:8]}"
     with proxy(url.port, url.hostname) as between:
         conn_id = connect(

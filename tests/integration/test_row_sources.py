@@ -113,7 +113,18 @@ def test_a_database_that_is_away_is_no_error_of_the_input(run, connect):
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("driver", ["mysqlclient", "mysql-connector-python", "pymysql"])
+def test_times_of_a_session_that_writes_them_in_another_form(run, connect, postgres_url):
+    url = urlsplit(postgres_url)
+    login, password = (unquote(part or "") for part in (url.username, url.password))
+    there = {"conn_type": "postgres", "host": url.hostname, "port": url.port, "schema": url.path[1:]}
+    extra = {"options": "-c datestyle=German,DMY"}
+    connect("shop", **there, login=login, password=password, extra=extra)
+    sql = "SELECT 'x' AS value, TIMESTAMPTZ '2030-05-06 12:00:00+00' AS due_at"
+    assert run.execute(source=SqlSource(sql, "shop"))["sent"] == 1
+    assert run.transport.sent[0].due_at == DUE
+
+
+@pytest.mark.parametrize("driver", ["mysqlclient", "mysql-connector-python"])
 def test_mariadb_through_each_driver(run, connect, mariadb_url, driver):
     url = urlsplit(mariadb_url)
     login, password = (unquote(part or "") for part in (url.username, url.password))

@@ -45,7 +45,9 @@ def test_it_tells_what_answers_and_what_is_missing(store: Store, request):
     assert "update airflow-provider-delayed here" in text
 
 
-@pytest.mark.parametrize("kind, extra", [("postgres", {}), ("mysql", {"client": "pymysql"})])
+@pytest.mark.parametrize(
+    "kind, extra", [("postgres", {}), ("mysql", {}), ("mysql", {"client": "mysql-connector-python"})]
+)
 def test_a_server_that_does_not_listen(connect, kind: str, extra: dict[str, str]):
     there = {"host": "127.0.0.1", "port": free_port(), "login": "u", "password": PASSWORD, "extra": extra}
     well, text = DelayedStoreHook(connect("away", conn_type=kind, **there)).test_connection()

@@ -16,7 +16,7 @@ from services.process import free_port
 pytestmark = pytest.mark.mariadb
 
 LATER = datetime(2030, 1, 1, tzinfo=timezone.utc)
-DRIVERS = ["mysqlclient", "mysql-connector-python", "pymysql"]
+DRIVERS = ["mysqlclient", "mysql-connector-python"]
 
 
 @pytest.fixture(params=DRIVERS)

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from sqlalchemy import text
-from support.stores import Transport, message, run_sql
+from support.stores import Transport, choose_driver, message, run_sql
 
 from airflow_delayed.delivery import Connection
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -22,17 +22,16 @@ from services.process import free_port
 pytestmark = pytest.mark.mariadb
 
 SECOND = timedelta(seconds=1)
-#: The type of connection, the extras that choose its driver, and where that keeps its socket.
+#: The type of connection, its extra, and where the driver keeps its socket.
 DRIVERS = {
-    "psycopg": ("postgres", {"sqlalchemy_scheme": "postgresql+psycopg"}, lambda one: one.fileno()),
-    "psycopg2": ("postgres", {"sqlalchemy_scheme": "postgresql+psycopg2"}, lambda one: one.fileno()),
+    "psycopg": ("postgres", {}, lambda one: one.fileno()),
+    "psycopg2": ("postgres", {}, lambda one: one.fileno()),
     "mysqlclient": ("mysql", {"client": "mysqlclient"}, lambda one: one.fileno()),
     "mysql-connector-python": (
         "mysql",
         {"client": "mysql-connector-python"},
         lambda one: one._socket.sock.fileno(),
     ),
-    "pymysql": ("mysql", {"client": "pymysql"}, lambda one: one._sock.fileno()),
 }
 
 
@@ -59,7 +58,10 @@ def option(hook: DelayedStoreHook, descriptor, name: str) -> int:
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_the_system_asks_a_silent_host_whether_it_is_alive(driver: str, request: pytest.FixtureRequest, connect):
+def test_the_system_asks_a_silent_host_whether_it_is_alive(
+    driver: str, request: pytest.FixtureRequest, connect, monkeypatch: pytest.MonkeyPatch
+):
+    choose_driver(monkeypatch, driver)
     conn_type, extra, descriptor = DRIVERS[driver]
     url = request.getfixturevalue("postgres_url" if conn_type == "postgres" else "mariadb_url")
     hook = DelayedStoreHook(connect("db", **fields(url, conn_type, extra=extra)), "broker")
@@ -97,14 +99,17 @@ def hosts(pair: list[postgres.Postgres], *ports: int | None, **extra: object) ->
     return {**named, "port": None, "extra": {"port": ",".join(map(str, ports)), **extra}}
 
 
-@pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql+psycopg2"])
-def test_of_several_hosts_the_one_that_can_be_written_to_is_used(pair: list[postgres.Postgres], connect, scheme: str):
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_of_several_hosts_the_one_that_can_be_written_to_is_used(
+    pair: list[postgres.Postgres], connect, monkeypatch: pytest.MonkeyPatch, driver: str
+):
     """Behind a closed port and a host that can only be read, as before and after a promotion."""
+    choose_driver(monkeypatch, driver)
     first, second = (urlsplit(server.url).port for server in pair)
-    conn_id = connect("cluster", **hosts(pair, closed := free_port(), first, second, sqlalchemy_scheme=scheme))
+    conn_id = connect("cluster", **hosts(pair, closed := free_port(), first, second))
     with closing(DelayedStoreHook(conn_id, "broker")) as hook:
         hook.install([])
-        hook.send([message(scheme, hook.now() - SECOND)])
+        hook.send([message(driver, hook.now() - SECOND)])
         with hook.engine.connect() as connection:
             assert connection.execute(text("SELECT inet_server_port()")).scalar() == second
         transport = Transport()

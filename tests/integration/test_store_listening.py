@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import timedelta
-from urllib.parse import quote_plus, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import create_engine, text
 from support.proxy import Proxy, proxy
 from support.rabbitmq import eventually
-from support.stores import Store, message
+from support.stores import Store, choose_driver, message
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store import notify
@@ -38,17 +38,12 @@ class Clock:
         return self.now
 
 
-@pytest.fixture(params=["postgresql+psycopg", "postgresql+psycopg2"])
-def hook(request, store: Store, monkeypatch, postgres_url) -> DelayedStoreHook:
+@pytest.fixture(params=["psycopg", "psycopg2"])
+def hook(request, store: Store, monkeypatch) -> DelayedStoreHook:
+    choose_driver(monkeypatch, request.param)
     made = store.installed()
-    glue = "&" if "?" in postgres_url else "?"
-    monkeypatch.setenv(
-        f"AIRFLOW_CONN_{store.conn_id.upper()}", f"{postgres_url}{glue}sqlalchemy_scheme={quote_plus(request.param)}"
-    )
-    other = store.hook()
-    assert other.engine.dialect.driver == request.param.partition("+")[2]
-    made.close()
-    return other
+    assert made.engine.dialect.driver == request.param
+    return made
 
 
 @pytest.fixture

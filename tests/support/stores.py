@@ -38,6 +38,11 @@ on_postgres_too = pytest.mark.parametrize("store", DATABASES if LONG else ["sqli
 on_postgres_only = pytest.mark.parametrize("store", DATABASES if LONG else ["postgres"], indirect=True)
 
 
+def choose_driver(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let Airflow's hook of PostgreSQL use psycopg, or psycopg2 as where psycopg is not installed."""
+    monkeypatch.setattr("airflow.providers.postgres.hooks.postgres.USE_PSYCOPG3", name == "psycopg")
+
+
 class Store:
     """Makes hooks on one database, for messages that the connection ``broker`` delivers unless told otherwise.
 

@@ -100,11 +100,15 @@ def test_engines() -> None:
 
     made = engine(conn_type="postgres", host="h", port=5, login="l", password="p@ss/wörd", schema="s")
     assert made.url.render_as_string(hide_password=False) == "postgresql+psycopg://l:p%40ss%2Fw%C3%B6rd@h:5/s"
-    made = engine(conn_type="mysql", host="h", login="l", schema="s", extra={"client": "pymysql"})
-    assert str(made.url) == "mysql+pymysql://l@h/s"
+    made = engine(conn_type="mysql", host="::1", login="l", schema="s", extra={"client": "mysql-connector-python"})
+    assert str(made.url) == "mysql+mysqlconnector://l@[::1]/s"
     assert str(engine(conn_type="sqlite", host="/a/b.db").url) == "sqlite:////a/b.db"
-    with pytest.raises(InputError, match="the extra client='other' is none of mysqlclient"):
-        engine(conn_type="mysql", extra={"client": "other"})
+    with pytest.raises(InputError, match="the extra client='pymysql' is none of mysqlclient, mysql-connector-python"):
+        engine(conn_type="mysql", extra={"client": "pymysql"})
+    with pytest.raises(InputError, match="mysqlclient ignores the extra 'ssl_ca', and would connect without it"):
+        engine(conn_type="mysql", extra={"ssl_ca": "/ca.pem"})
+    with pytest.raises(InputError, match="the extra 'ssl' is no JSON object"):
+        engine(conn_type="mysql", extra={"ssl": "/ca.pem"})
     with pytest.raises(InputError, match="fetch a password"):
         engine(conn_type="postgres", extra={"iam": True})
     with pytest.raises(UnsupportedConnection):

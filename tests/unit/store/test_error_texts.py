@@ -12,7 +12,7 @@ from airflow_delayed.store.engine import first_line
     [
         # PostgreSQL tells values in further lines
         (("duplicate key\nDETAIL:  Key (x)=(hush) already exists.",), "duplicate key"),
-        # mysqlclient and PyMySQL give number and text
+        # mysqlclient gives number and text
         ((1062, "Duplicate entry 'hush' for key 'one'"), "Duplicate entry ... for key 'one'"),
         ((1062, "Duplicate entry 'hu\n'sh' for key 'one'"), "Duplicate entry ... for key 'one'"),
         ((1366, "Incorrect string value: 'hush' for column `d`.`t`.`c` at row 1"), None),
