@@ -100,6 +100,9 @@ class Dialect:
     contention_codes: ClassVar[frozenset[object]] = frozenset()
     #: Those of them that mean that a statement has waited too long for a lock; the rest of its transaction stands.
     lock_timeout_codes: ClassVar[frozenset[object]] = frozenset()
+    #: The driver's codes of a row that a constraint, a trigger, an encoding or a length refuses, where its class of
+    #: errors does not say so.
+    refused_row_codes: ClassVar[frozenset[object]] = frozenset()
     #: Whether a claim is one statement, which returns the place of each row (PostgreSQL's ``ctid``), and so is the
     #: removal of messages whose ids are remembered.
     claims_at_once: ClassVar[bool] = False
@@ -286,6 +289,9 @@ class Dialect:
     def create_index(self, connection: Connection, index: Index) -> None:
         """Create an index of a table that has rows, beside readers and writers where the database can."""
         index.create(connection)
+
+    def check_at_once(self, connection: Connection) -> None:
+        """Let each statement of the transaction check its rows: at the commit nobody could tell which is wrong."""
 
     def by_key(self, statement: Select[Any], table: Table) -> Select[Any]:
         """Return a query that finds its rows by their key, and so locks no other row."""

@@ -110,6 +110,10 @@ class PostgreSQL(Dialect):
     lock_limits = ("SET LOCAL lock_timeout = '{0}ms'", None)
     contention_codes = frozenset({"40P01", "55P03", "40001"})
     lock_timeout_codes = frozenset({"55P03"})
+    # a limit such as an index's, WITH CHECK OPTION, RAISE and ASSERT, and the codes that triggers take for their own
+    refused_row_codes = frozenset(
+        {"54000", "54001", "44000", "P0000", "P0001", "P0002", "P0003", "P0004", "45000", "09000", "27000", "38000"}
+    )
     claims_at_once = reads_by_run = notifies = True
     readable_times = "SET LOCAL DateStyle = 'ISO'; SET LOCAL IntervalStyle = 'postgres'"
     # not now(), which stands still during a transaction
@@ -269,6 +273,10 @@ class PostgreSQL(Dialect):
             statement = str(change.compile(dialect=connection.dialect)).replace("INDEX", "INDEX CONCURRENTLY", 1)
             connection.exec_driver_sql(statement)
 
+    def check_at_once(self, connection: Connection) -> None:
+        """Check deferred constraints and triggers at once."""
+        connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
+
     def insert_all(self, connection: Connection, table: Table, rows: Sequence[Row]) -> None:
         """Insert by COPY where the driver has it, else as arrays."""
         if connection.dialect.driver in bulk.COPY_DRIVERS:
@@ -305,6 +313,16 @@ class MySQL(Dialect):
     lock_limits = (_waits.format(1), _waits.format("DEFAULT"))
     contention_codes = frozenset({1213, 1205})
     lock_timeout_codes = frozenset({1205})
+    # mysqlclient raises OperationalError for what it does not know, as for a server that is away
+    refused_row_codes = frozenset(
+        {
+            *(3819, 4025, 1364, 1369, 1526, 1748),  # CHECK, no default, WITH CHECK OPTION, no partition
+            *(1642, 1643, 1644),  # SIGNAL
+            *(1300, 1366, 1977, 3854, 3988),  # a character that the column's encoding lacks
+            *(3140, 3141, 3144, 3146, 3147, 3148, 3150, 3151, 3156, 3157),  # no JSON, or too deep
+            *(1118, 1264, 1265, 1292, 1301, 1406, 1411, 1690),  # too long, out of range
+        }
+    )
     locks_examined_rows = True
     indexes_within = True
     _clock = "SELECT UTC_TIMESTAMP(6)"

@@ -10,7 +10,15 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError, TimeoutError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+    TimeoutError,
+)
 
 from airflow_delayed.clock import next_sleep
 from airflow_delayed.errors import DelayedError, TransportUnavailable
@@ -81,7 +89,8 @@ def database_errors(conn_id: str, engine: Engine, tables: Tables | None = None) 
     except (DBAPIError, TimeoutError, driver.Error) as error:
         reason = f"connection {conn_id!r}: {first_line(error)}"
         lost = (OperationalError, InterfaceError, TimeoutError, driver.OperationalError, driver.InterfaceError)
-        away = isinstance(error, lost) or getattr(error, "connection_invalidated", False)
+        away = isinstance(error, lost) and not (isinstance(error, DBAPIError) and refuses_row(engine, error))
+        away = away or getattr(error, "connection_invalidated", False)
         if tables is not None:
             with suppress(DBAPIError, TimeoutError):
                 check_ready(conn_id, engine, tables)
@@ -147,6 +156,11 @@ def in_the_way(engine: Engine, error: DBAPIError) -> bool:
 def is_locked(connection: Connection, error: DBAPIError) -> bool:
     """Return whether a statement has waited too long for a lock, so that its transaction may go on without it."""
     return bool(_codes(error) & dialect_of(connection).lock_timeout_codes)
+
+
+def refuses_row(source: Connection | Engine, error: DBAPIError) -> bool:
+    """Return whether a constraint, a trigger, an encoding or a length refuses a row, so that others may be taken."""
+    return isinstance(error, IntegrityError | DataError) or bool(_codes(error) & dialect_of(source).refused_row_codes)
 
 
 def _codes(error: DBAPIError) -> set[object]:

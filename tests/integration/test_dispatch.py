@@ -346,12 +346,13 @@ def test_bad_queue_tables_hold_up_nobody(store: Store):
     )
     error = failed(store.dispatcher(hook, number_of_retries=0))
     assert len(store.rows(hook, "good")) == 2
-    assert error.report.dispatched == 2
+    # the second row with this body is refused, not the first
+    assert error.report.dispatched == 3
     assert "run TopologyInstallOperator" in error.failures["missing0"]
     assert "is no queue table" in error.failures["users0"]
     assert "is no queue table" in error.failures["delayed_messages1"]
     assert "table 'strict'" in error.failures["strict1"]
     assert "the same" not in str(error.failures)
-    assert store.rows(hook, "strict") == []
+    assert len(store.rows(hook, "strict")) == 1
     assert store.failures_of(hook) == {}
-    assert set(store.given_up(hook)) == {f"{name}{n}" for name in destinations[1:] for n in range(2)}
+    assert set(store.given_up(hook)) == {f"{name}{n}" for name in destinations[1:] for n in range(2)} - {"strict0"}

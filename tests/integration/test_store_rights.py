@@ -114,6 +114,21 @@ def test_an_administrator_runs_the_script_of_an_install(world: SimpleNamespace, 
         dispatching.hook(deliver_conn_id=None).install(["more"], create_destinations=True)
 
 
+def test_a_queue_table_without_rights_holds_up_no_other(world: SimpleNamespace, airflow_command: Command):
+    queues = ("--queue", "alarms", "--queue", "closed")
+    script = airflow_command("install", "--sql", "--dialect", world.dialect, "--schema", world.schema, *queues).out
+    subprocess.run(world.client, input=script, text=True, check=True, capture_output=True)
+    world.after()
+    world.grant_queue()
+    names = ("alarms", "closed")
+    world.store("sender").hook(deliver_conn_id=None).send(message(name, PAST, destination=name) for name in names)
+    dispatching = world.store("dispatcher")
+    hook = dispatching.hook()
+    assert dispatching.dispatcher(hook, number_of_retries=0).run().by_connection == {hook.conn_id: 1}
+    # it waits for the right, and no retry is counted
+    assert dispatching.failures_of(hook) == {"closed": 0}
+
+
 @pytest.mark.parametrize("world", ["postgres"], indirect=True)
 def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
     world.before()

@@ -25,7 +25,10 @@ a destination hangs            A dispatcher that stays moves a queue of RabbitMQ
                                a broker that is away.
 one message is refused         It is tried again 7 times, after 1 s, 2 s, 4 s,    attempt.py: decide, FIRST_RETRY,
                                ... 64 s, less up to half by chance; then it is    LONGEST_RETRY
-                               given up.                                          clock.py: next_sleep
+                               given up. In a queue table a constraint, a         clock.py: next_sleep
+                               trigger, an encoding or a length refuses it, and   queue_tables.py:
+                               the rows beside it are delivered; any other error  QueueTables._deliver_to
+                               is the table's, as if it were full.                store/engine.py: refuses_row
                                                                                   store/policy.py:
                                                                                   DispatchPolicy.number_of_retries
 a message cannot be sent       It is given up at once, and others go on: its row  attempt.py: decode_rows, _Feed, _close

@@ -7,7 +7,8 @@ dashes), otherwise a UUID made from it, so that the same message is the same row
 expired is not delivered.
 
 A row is inserted in the transaction that removes the message from the store, so it is there exactly once. On
-PostgreSQL the same transaction notifies those that wait for rows of the table.
+PostgreSQL the same transaction notifies those that wait for rows of the table. A row that its table refuses is found by
+inserting ever smaller parts of its group, so that the rows beside it are delivered.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sqlalchemy import (
     null,
     select,
 )
-from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from airflow_delayed.delivery import State
 from airflow_delayed.errors import LimitExceeded
@@ -40,7 +41,7 @@ from airflow_delayed.message import TRACE_HEADERS, DelayedMessage, traced_header
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.attempt import Failure
-from airflow_delayed.store.engine import first_line, impatient, is_locked, retried
+from airflow_delayed.store.engine import first_line, impatient, is_locked, refuses_row, retried
 from airflow_delayed.store.notify import announce_rows
 from airflow_delayed.store.records import check_queue_name
 from airflow_delayed.store.schema import queue_table
@@ -84,18 +85,63 @@ class QueueTables:
         """Insert messages into their destinations, and return the failures by id.
 
         A row that is there with the same content is the same message, delivered before.
+
+        :raises sqlalchemy.exc.DBAPIError: the connection or its transaction is lost.
         """
         failures: dict[str, Failure] = {}
         by_destination: dict[str, list[DelayedMessage]] = {}
         for message in messages:
             by_destination.setdefault(message.destination, []).append(message)
-        for destination, group in by_destination.items():
-            table = self.table(connection, destination)
-            if isinstance(table, str):
-                failures.update((message.message_id, Failure(table, final=True)) for message in group)
-            else:
-                failures.update(_insert(connection, table, group))
+        if messages:
+            dialect_of(connection).check_at_once(connection)
+            with impatient(connection, _LOCK_WAIT):
+                for destination, group in by_destination.items():
+                    failures.update(self._deliver_to(connection, destination, group))
         return failures
+
+    def _deliver_to(
+        self, connection: Connection, destination: str, messages: Sequence[DelayedMessage]
+    ) -> dict[str, Failure]:
+        # a savepoint: a destination that fails must not undo the deliveries to others
+        savepoint = connection.begin_nested()
+        try:
+            failures = self._insert(connection, destination, messages)
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            # fails too if the transaction is lost, as by a deadlock on MySQL
+            savepoint.rollback()
+            if refuses_row(connection, error):
+                return self._deliver_parts(connection, destination, messages, error)
+            reason = f"table {destination!r} is locked by another transaction."
+            if not is_locked(connection, error):
+                reason = f"table {destination!r}: {first_line(error)}."
+                # it may have been dropped or changed
+                self._tables.pop(destination, None)
+            return {message.message_id: Failure(reason, refused=True) for message in messages}
+        savepoint.commit()
+        return failures
+
+    def _deliver_parts(
+        self, connection: Connection, destination: str, messages: Sequence[DelayedMessage], error: DBAPIError
+    ) -> dict[str, Failure]:
+        if len(messages) == 1:
+            return {messages[0].message_id: Failure(f"table {destination!r}: {first_line(error)}")}
+        middle = len(messages) // 2
+        failures = self._deliver_to(connection, destination, messages[:middle])
+        refusal = next((failure for failure in failures.values() if failure.refused), None)
+        if refusal is None:
+            return failures | self._deliver_to(connection, destination, messages[middle:])
+        # the table takes nothing at present, and each further try might wait for a lock
+        return failures | {message.message_id: refusal for message in messages[middle:]}
+
+    def _insert(
+        self, connection: Connection, destination: str, messages: Sequence[DelayedMessage]
+    ) -> dict[str, Failure]:
+        table = self.table(connection, destination)
+        if isinstance(table, str):
+            return {message.message_id: Failure(table, final=True) for message in messages}
+        return _insert_new(connection, table, messages)
 
     def table(self, connection: Connection, destination: str) -> Table | str:
         """Return a destination's table, or the reason why it has none."""
@@ -154,22 +200,6 @@ def delete_delivered(engine: Engine, schema: str | None, ids: Sequence[str], *, 
         except DBAPIError as error:
             rows_by_table[table.name] = first_line(error)
     return rows_by_table
-
-
-def _insert(connection: Connection, table: Table, messages: Sequence[DelayedMessage]) -> dict[str, Failure]:
-    try:
-        # a savepoint: a destination that fails must not undo the deliveries to others
-        with connection.begin_nested(), impatient(connection, _LOCK_WAIT):
-            return _insert_new(connection, table, messages)
-    except DBAPIError as error:
-        if is_locked(connection, error):
-            reason = f"table {table.name!r} is locked by another transaction."
-            return {message.message_id: Failure(reason, refused=True) for message in messages}
-        if isinstance(error, OperationalError):
-            raise
-        if error.connection_invalidated:
-            raise
-        return {message.message_id: Failure(f"table {table.name!r}: {first_line(error)}") for message in messages}
 
 
 def _insert_new(connection: Connection, table: Table, messages: Sequence[DelayedMessage]) -> dict[str, Failure]:

@@ -623,8 +623,8 @@ class QueueTableWorker:
     def _deliver(self, connection: Connection, messages: Sequence[DelayedMessage], result: DeliveryResult) -> None:
         failures = self._queues.deliver(connection, messages)
         result.failures.update(failures)
-        refused = {
-            message.destination: failures[message.message_id] for message in messages if message.message_id in failures
-        }
-        result.refusing.update((name, failure.reason) for name, failure in refused.items() if failure.refused)
+        for message in messages:
+            failure = failures.get(message.message_id)
+            if failure is not None and failure.refused:
+                result.refusing[message.destination] = failure.reason
         result.confirmed += [message.message_id for message in messages if message.message_id not in failures]
