@@ -34,6 +34,9 @@ EXAMPLES = 5
 AUDIT_COLUMNS = ("at", "who", "action", "selection", "counts", "because")
 PAUSE_COLUMNS = ("selection", "at", "ends_at", "on_unpause", "spread", "who", "because")
 LEFT_COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "at", "tag")
+#: What was dispatched and cannot be taken back, in a table of outcomes.
+NOT_DUE = "dispatched, not due yet"
+NOT_DUE_COLUMNS = ("outcome", "messages", "until", "deliver_conn_id", "examples")
 MESSAGE_COLUMNS = (*LEFT_COLUMNS[:5], "tag", "retry_count", "last_error")
 
 
@@ -441,7 +444,16 @@ def run_change(args: Namespace, work: Callable[..., Outcomes]) -> None:
         elif not _agreed(would):
             raise SystemExit("Nothing was changed.")
         found = work(**by) if would.changed else would
-    show(_by_id(found) if by_ids else by_outcome(found), args.output)
+    rows = _by_id(found) if by_ids else by_outcome(found)
+    ahead = found.out_of_reach.rows()
+    if by_ids or not ahead:
+        show(rows, args.output)
+    else:
+        # on standard output too, for who reads no other
+        rows += [{"outcome": NOT_DUE, "examples": [], **row} for row in ahead]
+        show([{"until": None, "deliver_conn_id": None, **row} for row in rows], args.output, NOT_DUE_COLUMNS)
+    if text := str(found.out_of_reach):
+        print(text, file=sys.stderr)
 
 
 def actor_of(args: Namespace) -> str:
@@ -450,7 +462,7 @@ def actor_of(args: Namespace) -> str:
 
 
 def _agreed(would: Outcomes) -> bool:
-    return confirmed(", ".join(f"{many:,} {outcome.value}" for outcome, many in would.counts.items()))
+    return confirmed(would.in_words)
 
 
 def confirmed(what: str) -> bool:

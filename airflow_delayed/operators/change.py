@@ -5,6 +5,7 @@ Messages are selected by their ids or by a filter, as a sensor selects them too:
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -145,7 +146,9 @@ class ChangeOperator(SelectsMessages, BaseOperator):
 
     Returns ``changed``, the number of messages; ``outcomes``, the number of messages by outcome, such as
     ``{"cancelled": 3, "dispatched": 1}``; ``ids``, the first 100 ids of each outcome; and ``dry_run`` if it was one. An
-    outcome is one of :class:`airflow_delayed.store.api.Outcome`.
+    outcome is one of :class:`airflow_delayed.store.api.Outcome`. Where messages of the selection were dispatched to a
+    broker and are not due yet, a cancel and a reschedule warn, and return ``out_of_reach``: for each connection
+    ``messages`` and ``until``, the last due time.
 
     What to change:
 
@@ -245,7 +248,8 @@ class ChangeOperator(SelectsMessages, BaseOperator):
                 found = self.change(store, **options, **selection)
         except (InputError, UnsupportedConnection, ValueError) as error:
             raise AirflowFailException(str(error)) from error
-        self.log.info("%s: %s", "would be" if options["dry_run"] else "done", found.in_words or "no message")
+        text = f"{'would be' if options['dry_run'] else 'done'}: {found.in_words or 'no message'}"
+        self.log.log(logging.WARNING if found.out_of_reach.messages else logging.INFO, "%s", text)
         result = self._result(found, options)
         self._report(result, by_ids="ids" in selection)
         return result
@@ -267,6 +271,8 @@ class ChangeOperator(SelectsMessages, BaseOperator):
         result: dict[str, Any] = {"changed": found.changed, "outcomes": outcomes, "ids": named}
         if "due_at" in options:
             result["due_at"] = options["due_at"].isoformat()
+        if rows := found.out_of_reach.rows():
+            result["out_of_reach"] = [{**row, "until": row["until"].isoformat()} for row in rows]
         if options["dry_run"]:
             result["dry_run"] = True
         return result

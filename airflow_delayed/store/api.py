@@ -710,6 +710,9 @@ class Store(DelayStore):
 
         For :meth:`cancel_grace` the message is kept with all its content, and :meth:`restore` brings it back.
 
+        What was dispatched to a broker and is not due yet cannot be taken back: ``out_of_reach`` of the result says how
+        many there are, and until when they arrive; as after a reschedule and an erase.
+
         :raises ValueError: neither ids nor a criterion is given, or both.
         """
         return self._change(Cancel(self.cancel_grace()), ids, **options)
@@ -887,7 +890,7 @@ class Store(DelayStore):
             seq = retried(self.engine, begin)
         entry.written(seq)
         steps = changes.steps(change, wanted, entry, limit=limit)
-        return Job(self.engine, self.tables, self._ready, entry, seq, steps)
+        return Job(self.engine, self.tables, self._ready, entry, seq, steps, would.out_of_reach)
 
     def jobs(self, seq: int | None = None, *, seen_within: timedelta | None = None) -> Sequence[JobSeen]:
         """Return the latest jobs, up to 50, the newest first.

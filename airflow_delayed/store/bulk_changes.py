@@ -34,14 +34,23 @@ from airflow_delayed.identity import SentBy
 from airflow_delayed.store import audit, remembered_ids
 from airflow_delayed.store.audit import AuditEntry
 from airflow_delayed.store.bulk import own_place
-from airflow_delayed.store.changes import MessageChange, Purge, Withdraw, locate
+from airflow_delayed.store.changes import Location, MessageChange, Purge, Withdraw, locate
 from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.engine import retried
 from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState
-from airflow_delayed.store.outcomes import NAMED_IDS, Outcome, Outcomes
-from airflow_delayed.store.queries import PAGE, DatabaseTime, Place, behind_place, first_rows, only_run, page_values
+from airflow_delayed.store.outcomes import MAX_TOMBSTONES, NAMED_IDS, Outcome, Outcomes, OutOfReach
+from airflow_delayed.store.queries import (
+    PAGE,
+    DatabaseTime,
+    Place,
+    behind_place,
+    first_rows,
+    not_due,
+    only_run,
+    page_values,
+)
 from airflow_delayed.store.records import count_rows, place_of, token_of
 from airflow_delayed.store.schema import Tables, Where
 
@@ -111,6 +120,7 @@ class BulkChanges:
             _finish(self._run(change, slices(asked), MessageFilter(), entry, found, dry_run=dry_run))
         in_order = Outcomes()
         in_order.add({message_id: found[message_id] for message_id in asked})
+        in_order.out_of_reach = found.out_of_reach
         return in_order
 
     def by_filter(
@@ -138,11 +148,28 @@ class BulkChanges:
         selection = change.selection(wanted)
         entry = AuditEntry(who, change.action, selection, because=because, hide_tag=change.hides_tag)
         pages = self._pages(change, wanted, limit=limit, after=after)
+        if change.hides_tag:
+            # before, for afterwards no tombstone has the tag
+            found.out_of_reach = self.out_of_reach(change, wanted)
         _finish(self._run(change, pages, wanted, entry, found, dry_run=dry_run, continued=after is not None))
+        if not change.hides_tag:
+            # later, so that it has what was dispatched meanwhile
+            found.out_of_reach = self.out_of_reach(change, wanted, own=found.changed)
         found.next = pages.next
         if found.next is not None:
             found.more = pages.remaining(MAX_COUNTED if dry_run else 1)
         return found
+
+    def out_of_reach(self, change: MessageChange, wanted: MessageFilter, own: int = 0) -> OutOfReach:
+        """Return what matches a filter, was dispatched to a broker, and is not due yet.
+
+        :param own: so many tombstones are of the change itself.
+        """
+        left_too = wanted.states is None or set(wanted.states) - {MessageState.FAILED, MessageState.EXPIRED}
+        if not change.takes_back or not left_too or wanted.cancelled or wanted.reason is not None:
+            return OutOfReach()
+        with dialect_of(self._engine).read_only(self._engine) as connection:
+            return not_due(connection, self._tables, wanted, self._database_time(connection), MAX_TOMBSTONES + own)
 
     def steps(
         self, change: MessageChange, wanted: MessageFilter, entry: AuditEntry, *, limit: int | None
@@ -287,7 +314,7 @@ class BulkChanges:
         """Change some messages in one transaction, and return the ids of those in flight."""
         before = ids if again else ()
 
-        def work(connection: Connection) -> tuple[dict[str, Outcome], int]:
+        def work(connection: Connection) -> tuple[list[tuple[Location, Outcome]], dict[str, Outcome], int]:
             now = self._database_time(connection)
             located = locate(
                 connection,
@@ -302,14 +329,18 @@ class BulkChanges:
             decided = [(one, Outcome.IN_FLIGHT if one.leased else change.decide(one, now)) for one in located]
             outcomes = {one.message_id: outcome for one, outcome in decided}
             if dry_run:
-                return outcomes, 0
+                return decided, outcomes, 0
             change.apply(connection, self._tables, decided, now)
-            return outcomes, entry.write(connection, self._tables, found.counts_with(outcomes, instead_of=before), now)
+            counts = found.counts_with(outcomes, instead_of=before)
+            return decided, outcomes, entry.write(connection, self._tables, counts, now)
 
-        outcomes, seq = self._reading(work) if dry_run else self._changing(work)
+        decided, outcomes, seq = self._reading(work) if dry_run else self._changing(work)
         if not dry_run:
             entry.written(seq)
         found.add(outcomes, instead_of=before)
+        for one, outcome in decided:
+            if change.takes_back and one.not_due is not None and outcome is Outcome.DISPATCHED:
+                found.out_of_reach.add(*one.not_due)
         return [message_id for message_id, outcome in outcomes.items() if outcome is Outcome.IN_FLIGHT]
 
     def _take(

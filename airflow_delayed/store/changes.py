@@ -88,6 +88,8 @@ class Location:
     abandoned: bool = False
     #: The outcome in the table ``_past``.
     remembered: str | None = None
+    #: The connection and the due time of a message that was dispatched to a broker and is not due yet.
+    not_due: tuple[str, datetime] | None = None
     #: The columns of the message, if it is there and unlocked; of a failed message also Reason and FailedAt, of a
     #: cancelled one Reason and Until.
     row: Mapping[str, Any] = field(default_factory=dict)
@@ -118,6 +120,8 @@ class MessageChange(ABC):
     writes_past: ClassVar[bool] = False
     #: Its :meth:`take` can change waiting messages in one statement of PostgreSQL.
     takes: ClassVar[bool] = False
+    #: Its answer has what was dispatched and is not due yet.
+    takes_back: ClassVar[bool] = False
 
     @property
     def details(self) -> Mapping[str, Any]:
@@ -196,6 +200,7 @@ class Cancel(MessageChange):
     action: ClassVar[str] = "cancel"
     where: ClassVar[Sequence[Where]] = BOTH
     takes: ClassVar[bool] = True
+    takes_back: ClassVar[bool] = True
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return CANCELLED for each message in the store."""
@@ -289,6 +294,7 @@ class Erase(MessageChange):
     where: ClassVar[Sequence[Where]] = (*BOTH, "cancelled")
     hides_tag: ClassVar[bool] = True
     writes_past: ClassVar[bool] = True
+    takes_back: ClassVar[bool] = True
 
     def decide(self, found: Location, now: datetime) -> Outcome:
         """Return ERASED, or DISPATCHED for a delivered message, of which :meth:`apply` blanks the record."""
@@ -358,6 +364,7 @@ class Reschedule(MessageChange):
     due_at: datetime
     action: ClassVar[str] = "reschedule"
     where: ClassVar[Sequence[Where]] = ("messages",)
+    takes_back: ClassVar[bool] = True
 
     @property
     def details(self) -> Mapping[str, Any]:
@@ -559,7 +566,9 @@ def locate(
     for note in notes:
         one = found.get(note.Id)
         if one is None:
-            found[note.Id] = Location(message_id=note.Id, where="past", remembered=note.Outcome)
+            ahead = note.Outcome == remembered_ids.DISPATCHED and note.Time is not None and note.Time > now
+            not_due = (note.DeliverConnId, note.Time) if ahead and note.DeliverConnId is not None else None
+            found[note.Id] = Location(message_id=note.Id, where="past", remembered=note.Outcome, not_due=not_due)
         elif one.where == "cancelled":
             found[note.Id] = replace(one, remembered=note.Outcome)
         elif one.where == "messages" and note.ClaimedUntil is not None:
@@ -602,7 +611,7 @@ def _notes(
     past, dialect, notes, busy = tables.past, dialect_of(connection), list[Row[Any]](), set[str]()
     for some in slices(ids):
         these = dialect.among(past.c.Id, some), past.c.Id >= remembered_ids.FIRST_ID
-        noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil).where(*these)
+        noted = select(past.c.Id, past.c.Outcome, past.c.ClaimedUntil, past.c.Time, past.c.DeliverConnId).where(*these)
         if not lock:
             notes += connection.execute(noted)
             continue

@@ -25,7 +25,7 @@ from airflow_delayed.store.changes import Cancel, Erase, MessageChange, Reschedu
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.engine import retried
 from airflow_delayed.store.filters import MessageFilter
-from airflow_delayed.store.outcomes import Outcome
+from airflow_delayed.store.outcomes import Outcome, OutOfReach
 from airflow_delayed.store.schema import MAX_ERROR, Tables
 
 #: A job without a sign of life for this long is interrupted: its process was killed, or does not reach the database.
@@ -123,6 +123,7 @@ class Job:
     """A change that was begun: it works while its caller iterates, on up to 2500 messages at each step.
 
     :param ready: a block in which the database's errors are those of this package.
+    :param out_of_reach: what had been dispatched before it began and was not due yet.
     """
 
     def __init__(
@@ -133,8 +134,10 @@ class Job:
         entry: JobEntry,
         seq: int,
         steps: Iterator[None],
+        out_of_reach: OutOfReach,
     ) -> None:
         self.seq = seq
+        self.out_of_reach = out_of_reach
         self._engine = engine
         self._tables = tables
         self._ready = ready

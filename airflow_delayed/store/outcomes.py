@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
+from typing import Any
 
 #: A change by filter names the first so many ids of each outcome.
 NAMED_IDS = 10_000
+#: A change by filter looks for messages out of its reach among so many that left the store last.
+MAX_TOMBSTONES = 20_000
 
 
 class Outcome(str, Enum):
@@ -74,6 +79,45 @@ _CHANGED = frozenset(
 )
 
 
+@dataclass(slots=True)
+class OutOfReach:
+    """Messages of a change's selection that were dispatched to a broker and are not due yet, by connection.
+
+    They arrive when they are due: only a message that waits in the store can be taken back.
+    """
+
+    messages: dict[str, int] = field(default_factory=dict)
+    #: The last due time.
+    until: dict[str, datetime] = field(default_factory=dict)
+    #: There may be more: only the latest 20,000 messages that left the store were looked at.
+    at_least: bool = False
+
+    def add(self, conn_id: str, until: datetime, messages: int = 1) -> None:
+        """Count messages of a connection."""
+        self.messages[conn_id] = self.messages.get(conn_id, 0) + messages
+        self.until[conn_id] = max(until, self.until.get(conn_id, until))
+
+    def __str__(self) -> str:
+        """Return a sentence; empty if there are none."""
+        least = "at least " if self.at_least else ""
+        parts = [
+            f"{least}{count:,} {'was' if count == 1 else 'were'} dispatched to {conn_id},"
+            f" {'is due at' if count == 1 else 'are due until'} {self.until[conn_id].isoformat(timespec='seconds')}"
+            " and cannot be taken back"
+            for conn_id, count in sorted(self.messages.items())
+        ]
+        if self.at_least and not parts:
+            parts = [f"of what left the store before, only the latest {MAX_TOMBSTONES:,} messages were looked at"]
+        return "; ".join(parts)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the number and the last due time of each connection."""
+        return [
+            {"deliver_conn_id": conn_id, "messages": count, "until": self.until[conn_id]}
+            for conn_id, count in sorted(self.messages.items())
+        ]
+
+
 class Outcomes(dict[str, Outcome]):
     """The outcome by id; ``counts`` has the number of ids by outcome.
 
@@ -90,6 +134,8 @@ class Outcomes(dict[str, Outcome]):
         #: After a change by filter with a limit: the number of messages behind it, up to a million; 1 for any number of
         #: them, unless it was a dry run.
         self.more = 0
+        #: After a cancel, a reschedule or an erase: what it came too late for, although it is not due yet.
+        self.out_of_reach = OutOfReach()
         self._named = named
 
     @property
@@ -123,8 +169,9 @@ class Outcomes(dict[str, Outcome]):
 
     @property
     def in_words(self) -> str:
-        """The counts as words: ``"3 cancelled, 1 dispatched"``; empty if there are none."""
-        return ", ".join(f"{count:,} {outcome.value}" for outcome, count in self.counts.items())
+        """The counts as words: ``"3 cancelled, 1 dispatched"``, and what is out of reach; empty if there are none."""
+        counts = ", ".join(f"{count:,} {outcome.value}" for outcome, count in self.counts.items())
+        return "; ".join(filter(None, (counts, str(self.out_of_reach))))
 
     def counts_with(self, found: Mapping[str, Outcome], *, instead_of: Collection[str] = ()) -> dict[Outcome, int]:
         """Return the ``counts`` that :meth:`add` would lead to."""

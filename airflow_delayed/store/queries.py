@@ -6,7 +6,7 @@ No query reads a body or a header, and no transaction is open between two pages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -22,6 +22,8 @@ from sqlalchemy import (
     and_,
     bindparam,
     exists,
+    func,
+    literal,
     not_,
     or_,
     select,
@@ -35,6 +37,7 @@ from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.filters import BOTH, CANCELLED, Conditions, MessageFilter, moments
+from airflow_delayed.store.outcomes import OutOfReach
 from airflow_delayed.store.records import Remembered, StoredMessage, columns, of_runs, origin_of, place_of, stored
 from airflow_delayed.store.remembered_ids import DEAD_LETTERED, DISPATCHED, FIRST_ID, SENT
 from airflow_delayed.store.runs import matching_runs
@@ -482,6 +485,31 @@ def newest_left(
         conditions += [past.c.At <= at, or_(past.c.At < at, later)]
     statement = _left(tables).where(*conditions).order_by(past.c.At.desc(), past.c.Id)
     return [_remembered(row, now) for row in connection.execute(statement.limit(limit))]
+
+
+def not_due(connection: Connection, tables: Tables, wanted: MessageFilter, now: datetime, most: int) -> OutOfReach:
+    """Return what matches a filter, was dispatched to a broker, and is not due yet.
+
+    :param most: look only at so many messages that left the store last, of the filter's tag and runs, by an index.
+    """
+    past, run = tables.past, only_run(connection, tables, wanted)[0]
+    by_index = MessageFilter(tag=wanted.tag, sent_by=wanted.sent_by)
+    conditions = by_index.stable_conditions(tables, past, run=None if run is None else literal(run))
+    names = ("Id", "Outcome", "Destination", "Time", "DeliverConnId")
+    latest = select(*(past.c[name] for name in names)).where(*conditions).order_by(past.c.At.desc())
+    left = latest.limit(most).subquery()
+    # a leased message looks like a dispatched one, but is still there; not a join, for which a database may read all
+    there = (select(table.c.Id).where(table.c.Id == left.c.Id) for table in (tables.messages, tables.failed))
+    dispatched = (left.c.Outcome == DISPATCHED, left.c.Time > now, left.c.DeliverConnId.is_not(None))
+    others = replace(wanted, tag=None, sent_by=None).stable_conditions(tables, left)
+    statement = select(left.c.DeliverConnId, func.count(), func.max(left.c.Time)).where(
+        *dispatched, *others, *(one.correlate(left).scalar_subquery().is_(None) for one in there)
+    )
+    found = OutOfReach()
+    for conn_id, messages, until in connection.execute(statement.group_by(left.c.DeliverConnId)):
+        found.add(conn_id, until, messages)
+    found.at_least = connection.execute(latest.offset(most).limit(1)).first() is not None
+    return found
 
 
 def _left(tables: Tables) -> Select[Any]:

@@ -22,7 +22,7 @@ from airflow_delayed.threads import in_thread
 from airflow_delayed.ui import errors, security
 from airflow_delayed.ui.api_stores import check_reason, logged_selection, refused_without_dag, span_of
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, STATEMENT_SECONDS, HookPoolDep
-from airflow_delayed.ui.models import HIDDEN, ApiModel, AuditEntryResponse, JobBody
+from airflow_delayed.ui.models import HIDDEN, ApiModel, AuditEntryResponse, JobBody, OutOfReachResponse
 from airflow_delayed.ui.security import is_store
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,9 @@ class JobResponse(AuditEntryResponse):
     stopped_by: str | None
     problem: str | None = Field(description="Why it failed")
     may_stop: bool = Field(description="This user may stop it")
+    out_of_reach: list[OutOfReachResponse] = Field(
+        default=[], description="In the answer that starts it: dispatched before, not due yet, by connection"
+    )
 
     @classmethod
     def of_job(cls, seen: JobSeen, *, reasons: bool, may: MayDo) -> JobResponse:
@@ -152,6 +155,7 @@ async def start(connection_id: str, body: JobBody, pool: HookPoolDep, user: secu
                 **body.filter.criteria(),
             )
             (answer,) = _responses([_one(hook, begun.seq)], connection_id, user)
+            answer.out_of_reach = [OutOfReachResponse(**row) for row in begun.out_of_reach.rows()]
         except BaseException:
             hook.close()
             raise

@@ -45,6 +45,7 @@ from airflow_delayed.ui.models import (
     MessageOutcome,
     MessagePage,
     MessageResponse,
+    OutOfReachResponse,
     RescheduleBody,
     RestoreBody,
     StoreHealth,
@@ -461,6 +462,8 @@ def _answer(change: ChangeBody, outcomes: Outcomes) -> ChangeResponse:
         outcomes={outcome.value: count for outcome, count in outcomes.counts.items()},
         messages=messages,
         more=outcomes.more > 0,
+        out_of_reach=[OutOfReachResponse(**row) for row in outcomes.out_of_reach.rows()],
+        out_of_reach_at_least=outcomes.out_of_reach.at_least,
     )
 
 

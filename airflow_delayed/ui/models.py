@@ -754,6 +754,14 @@ class MessageOutcome(ApiModel):
     outcome: str
 
 
+class OutOfReachResponse(ApiModel):
+    """Messages that a connection was given before their due time: no change reaches them."""
+
+    deliver_conn_id: str
+    messages: int
+    until: datetime = Field(description="The last due time")
+
+
 class ChangeResponse(ApiModel):
     """The outcomes of a change; with ``dry_run`` they are predicted, and nothing is changed."""
 
@@ -766,3 +774,7 @@ class ChangeResponse(ApiModel):
     messages: list[MessageOutcome] = Field(description="By ids: each; by filter: the first 100 of each outcome")
     more: bool = Field(description="By filter: more messages match than this call looked at")
     due_at: datetime | None = Field(default=None, description="Of a reschedule: the new due time")
+    out_of_reach: list[OutOfReachResponse] = Field(
+        description="Messages of the selection that were dispatched and are not due yet, by connection"
+    )
+    out_of_reach_at_least: bool = Field(description="There may be more: the latest tombstones were looked at")

@@ -178,6 +178,30 @@ def test_a_change_by_filter_asks(hook: DelayedStoreHook, delayed):
     assert delayed("audit", "--since", LATER.isoformat(), "-o", "json").rows == []
 
 
+@pytest.mark.parametrize(
+    "command, done",
+    [(["cancel"], "cancelled"), (["reschedule", "--due-at", LATER.isoformat()], "rescheduled"), (["erase"], "erased")],
+)
+def test_a_change_names_what_a_broker_has_already(hook: DelayedStoreHook, delayed, command: list[str], done: str):
+    due_at = LATER.replace(microsecond=0)
+    hook.note_sent([message("direct", due_at, tag="u")])
+    says = f"1 was dispatched to broker, is due at {due_at.isoformat()} and cannot be taken back"
+    chosen = ["--tag", "u", "--destination", "q"]
+    asked = delayed(*command, *chosen, answer="n\n")
+    assert f"{done}; {says}. Go on? (y/N)" in asked.err
+    answer = delayed(*command, *chosen, "--yes", "-o", "json")
+    assert says in answer.err
+    row = {"deliver_conn_id": "broker", "messages": 1, "until": due_at.isoformat(), "examples": []}
+    assert {"outcome": "dispatched, not due yet", **row} in answer.rows
+    # where only standard output is looked at
+    hook.note_sent([message("other", due_at, tag="v")])
+    table = delayed(*command, "--tag", "v", "--destination", "q", "--yes")
+    assert says in table.err
+    assert "dispatched, not due yet" in table.out
+    by_id = delayed(*command, "other", "-o", "json")
+    assert (by_id.rows, says in by_id.err) == ([{"message_id": "other", "outcome": "dispatched"}], True)
+
+
 def test_a_cancel_is_taken_back(hook: DelayedStoreHook, delayed):
     delayed("cancel", "--tag", "t", "--yes")
     back = delayed("restore", "--tag", "t", "--actor", "ann", "--because", "by mistake", "-o", "json", answer="y\n")

@@ -124,18 +124,25 @@ function chosen({ ids, filter }) {
   return `${ids.slice(0, NAMED).join(", ")}${ids.length > NAMED ? ` and ${(ids.length - NAMED).toLocaleString()} more` : ""}`;
 }
 
+/** What left the store for a broker and is not due yet. */
+function outOfReach({ out_of_reach: found, out_of_reach_at_least: least }) {
+  return found.map(({ deliver_conn_id: name, messages, until }) => h("p", { class: "notice warn" },
+    `${least ? "At least " : ""}${count(messages, "message was", "messages were")} dispatched to ${name}, ${messages === 1 ? "is due at" : "are due until"} ${absolute(until)} and cannot be taken back.`));
+}
+
 function question(says, would, close, go, selection) {
   const least = would.matching_at_least ? "At least " : "";
   const others = Object.entries(would.outcomes).length > 1 || would.changed !== would.total;
   if (!would.changed && !would.more) {
     return [
-      h("p", { class: "notice warn" }, "Nothing would change. Outcomes:"), outcomes(would.outcomes), h("p", { class: "mono" }, chosen(selection)),
+      h("p", { class: "notice warn" }, "Nothing would change. Outcomes:"), outcomes(would.outcomes), outOfReach(would), h("p", { class: "mono" }, chosen(selection)),
       h("footer", {}, h("button", { type: "button", class: "primary", onclick: close }, "Close")),
     ];
   }
   return [
     h("p", { class: "mono" }, chosen(selection)),
     h("p", {}, `${least}${count(would.matching, "message matches", "messages match")}. ${says.ask}`),
+    outOfReach(would),
     would.due_at && h("p", {}, "New due time: ", h("strong", {}, absolute(would.due_at))),
     others && [h("p", {}, would.more ? "Outcomes of the first of them:" : "Outcomes:"), outcomes(would.outcomes)],
     h("footer", {}, h("button", { type: "button", onclick: close }, "Leave them as they are"),
@@ -150,7 +157,7 @@ async function many(content, path, asked, would) {
   const done = await job(content, `${place}/jobs`, { action, ...asked, most });
   if (done.goesOn) return null;
   const changed = Object.entries(done.counts).filter(([outcome]) => DONE.has(outcome)).reduce((sum, [, number]) => sum + number, 0);
-  return { total: done.considered, changed, outcomes: done.counts, messages: [], more: false, shortfall: shortfall(done) };
+  return { total: done.considered, changed, outcomes: done.counts, messages: [], more: false, shortfall: shortfall(done), out_of_reach: would.out_of_reach, out_of_reach_at_least: would.out_of_reach_at_least };
 }
 
 /** What one call can do; of a filter no more than there were when it was asked. */
@@ -165,6 +172,7 @@ function result(name, sum, close, obstacles, undo) {
   const named = [...sum.messages].sort((one, other) => DONE.has(one.outcome) - DONE.has(other.outcome)).slice(0, SHOWN);
   return [
     h("p", { class: `notice ${missed ? "warn" : "good"}`, role: "status" }, `${count(sum.changed)} ${SAYS[name].done}${missed ? `, ${missed.toLocaleString()} not` : ""}.`),
+    outOfReach(sum),
     sum.shortfall && h("p", { class: "notice warn" }, sum.shortfall),
     undo,
     obstacles.map(({ where, what, remedy }) => h("p", { class: "notice error" }, "They may not be delivered yet: ", h("strong", {}, where), `: ${what}.`, remedy && ` What to do: ${remedy}.`)),

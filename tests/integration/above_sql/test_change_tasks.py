@@ -122,6 +122,17 @@ def test_what_is_missing(store: Store, hook: DelayedStoreHook, log):
     assert "no message matches" not in log.text.removeprefix(before)
 
 
+def test_what_a_broker_has_already_is_a_warning(store: Store, hook: DelayedStoreHook, log):
+    due_at = (hook.now() + DAY).replace(microsecond=0)
+    hook.note_sent([message("direct", due_at, tag="ann")])
+    done = changed(store, DelayedCancelOperator, tag="ann")
+    ahead = {"deliver_conn_id": "broker", "messages": 1, "until": due_at.isoformat()}
+    assert (done["outcomes"], done["out_of_reach"]) == ({"cancelled": 2}, [ahead])
+    text = f"1 was dispatched to broker, is due at {due_at.isoformat()} and cannot be taken back"
+    assert f"2 cancelled; {text}" in log.text
+    assert "out_of_reach" not in changed(store, DelayedRescheduleOperator, tag="bob", delay=3600)
+
+
 def test_what_is_being_delivered_is_worth_a_retry(store: Store, hook: DelayedStoreHook):
     hook.reschedule(["a"], delay=0)
 

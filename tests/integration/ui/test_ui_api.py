@@ -264,6 +264,18 @@ def test_messages_are_changed_by_a_filter(store: Store, hook: DelayedStoreHook, 
     assert page.post(url(store, "retry"), filter={"destination": "q"}, dry_run=False)["total"] == 0
 
 
+def test_a_change_says_what_a_broker_has_already(store: Store, hook: DelayedStoreHook, page: Page):
+    hook.note_sent([message("direct", LATER, tag="t")])
+    ahead = [{"deliver_conn_id": "broker", "messages": 1, "until": LATER.isoformat().replace("+00:00", "Z")}]
+    for action, options in (("cancel", {}), ("reschedule", {"delay_seconds": 3600}), ("erase", {})):
+        for asked in ({"filter": {"tag": "t"}}, {"ids": ["direct", "soon"]}):
+            would = page.post(url(store, action), **asked, **options, dry_run=True)
+            assert (would["out_of_reach"], would["out_of_reach_at_least"]) == (ahead, False)
+    assert page.post(url(store, "retry"), filter={"tag": "t"}, dry_run=True)["out_of_reach"] == []
+    assert page.post(url(store, "jobs"), action="cancel", filter={"tag": "t"})["out_of_reach"] == ahead
+    assert page.post(url(store, "cancel"), filter={"tag": "t"}, dry_run=False)["out_of_reach"] == ahead
+
+
 def test_a_criterion_that_is_null_changes_nothing(store: Store, hook: DelayedStoreHook, page: Page):
     before = list(hook.list()), list(hook.audit())
     names = ["tag", "destination", "reason", "due_from", "due_until", "state", "dag_id"]
