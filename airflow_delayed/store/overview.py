@@ -151,7 +151,7 @@ def search(engine: Engine, tables: Tables, text: str) -> list[SearchMatch]:
     messages, failed, past = tables.messages, tables.failed, tables.past
     searched: dict[SearchField, Sequence[Column[Any]]] = {
         "id": (messages.c.Id, failed.c.Id, past.c.Id),
-        "tag": (messages.c.Tag, failed.c.Tag),
+        "tag": (messages.c.Tag, failed.c.Tag, past.c.Tag),
         "destination": (messages.c.Destination, failed.c.Destination),
         "dag_id": (tables.runs.c.DagId,),
     }

@@ -117,7 +117,7 @@ def test_a_destination_is_that_of_the_brokers_or_of_a_store_alone(store: Store, 
 def test_beside_a_dispatcher_that_stays_a_short_hold_over_is_advised(store: Store, connect, doctor):
     connect("broker", conn_type="sqlite", host="unused.db")
     hook = store.installed()
-    dispatcher = store.dispatcher(hook, Transport(), stays=True)
+    dispatcher = store.dispatcher(hook, Transport(), stays=True, lookahead=timedelta(minutes=15))
     dispatcher.once()
     # nothing is handed over ahead, where all messages have until_due
     assert "hold_over" not in doctor("--conn-id", store.conn_id)[1]

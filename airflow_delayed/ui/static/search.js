@@ -50,12 +50,12 @@ export function search(path, filter, find) {
 
 /** The search field: suggestions come while one types; the arrows choose one, Enter takes the first. */
 function field(path, filter, find) {
-  const list = h("ul", { class: "suggestions", id: "suggestions", "aria-label": "Suggestions", hidden: true });
+  const note = h("small", { id: "search-note", class: "muted" }, "Suggestions begin with what you type; upper and lower case count. What you choose is compared exactly. An id of id_columns is found by them: order_id=1001.");
+  const list = h("ul", { class: "suggestions", id: "suggestions", "aria-label": "Suggestions", hidden: true }, h("li", {}, note));
   let turn = 0;
   let timer = null;
   const input = h("input", { type: "search", "aria-label": "Search by id, tag, destination or DAG", "aria-describedby": "search-note", "aria-keyshortcuts": "/", placeholder: "Search: id, tag, destination, DAG ( / )",
     autocomplete: "off", spellcheck: "false", "data-key": "search", maxlength: 250 });
-  const note = h("small", { id: "search-note", class: "muted", hidden: true }, "Suggestions begin with what you type; upper and lower case count. What you choose is compared exactly. An id of id_columns is found by them: order_id=1001.");
   const take = ({ field: name, value }) => find({ ...filter, [name]: value });
   const suggest = async () => {
     const mine = ++turn;
@@ -74,8 +74,8 @@ function field(path, filter, find) {
   };
   const draw = (options) => {
     show(list, options.map((option) => h("li", {}, h("button", { type: "button", onclick: () => take(option) },
-      h("span", { class: "muted" }, `${NAMES[option.field]} `), h("bdi", {}, option.value)))));
-    list.hidden = note.hidden = !options.length;
+      h("span", { class: "muted" }, `${NAMES[option.field]} `), h("bdi", {}, option.value)))), h("li", {}, note));
+    list.hidden = !options.length;
     return options;
   };
   const move = (event, steps) => {
@@ -100,7 +100,7 @@ function field(path, filter, find) {
       draw([]);
       input.focus();
     }
-  } }, input, list, note);
+  } }, input, list);
 }
 
 function chips(filter, find) {

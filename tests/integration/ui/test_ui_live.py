@@ -167,7 +167,9 @@ def test_a_search_finds_what_begins_with_a_text(store: Store, page: Page):
     store.hook(origin=Origin(dag_id="a dag", run_id="r", task_id="t", map_index=-1)).send(
         [message("sent", hook.now() + HOUR)]
     )
+    hook.send([message("left", hook.now() + HOUR, tag="customer-7")])
     mark_dispatched(hook, "gone")
+    hook.cancel(["left"])
     give_up(hook, "a_")
 
     def search(text: str) -> list[tuple[str, str, bool]]:
@@ -181,6 +183,8 @@ def test_a_search_finds_what_begins_with_a_text(store: Store, page: Page):
     assert search(printable) == [("id", printable, True)]
     assert search("n") == [("id", f"n{number}", False) for number in range(5)]
     assert search("a ") == [("tag", "a tag", False), ("destination", "a queue", False), ("dag_id", "a dag", False)]
+    # all messages of the tag have left the store
+    assert search("customer-7") == [("tag", "customer-7", True)]
     assert search("nothing") == []
 
 
