@@ -15,6 +15,16 @@ from xdist.scheduler import LoadScopeScheduling
 GROUPS = {
     "the live Airflow": ("tests/acceptance/",),
     "another one, with two DAG processors": ("tests/acceptance/test_nights.py",),
+    # idle levels cost the broker, so there are few virtual hosts of them
+    "virtual hosts with delay levels": (
+        "tests/integration/rabbitmq/",
+        "tests/integration/above_sql/test_dispatch_refused.py",
+        "tests/integration/above_sql/test_traces.py",
+        "tests/integration/test_doctor.py",
+        "tests/integration/test_first_send.py",
+        "tests/integration/test_own_store_dispatch.py",
+        "tests/integration/test_paused_messages.py",
+    ),
     "one Spark": ("tests/integration/spark/",),
     "a fork server, for processes that are killed": (
         "tests/integration/test_dispatch_faults.py",
@@ -60,30 +70,20 @@ GROUPS = {
 #: Files of which each is played alone and takes more than 15 s, longest first.
 LONG_FILES = (
     "tests/integration/ui/test_broken_setups.py",
-    "tests/integration/rabbitmq/test_rabbitmq_migrate.py",
-    "tests/integration/rabbitmq/test_rabbitmq.py",
-    "tests/integration/rabbitmq/test_rabbitmq_topologies.py",
     "tests/integration/test_canaries.py",
     "tests/integration/test_docs_site.py",
     "tests/integration/test_dispatch_standstill.py",
-    "tests/integration/rabbitmq/test_rabbitmq_uninstall.py",
-    "tests/integration/rabbitmq/test_rabbitmq_entry.py",
-    "tests/integration/rabbitmq/test_rabbitmq_hosts.py",
     "tests/integration/test_store_large_rows.py",
     "tests/integration/test_store_unreadable.py",
-    "tests/integration/rabbitmq/test_rabbitmq_poison.py",
     "tests/integration/test_docs_rabbitmq.py",
     "tests/integration/test_send_command.py",
     "tests/integration/test_store_progress.py",
     "tests/integration/test_oldest_airflow.py",
     "tests/integration/test_store_operations.py",
     "tests/integration/test_sqs_queues.py",
-    "tests/integration/rabbitmq/test_rabbitmq_verify.py",
     "tests/integration/test_store_history.py",
     "tests/integration/test_store_restore.py",
     "tests/integration/test_store_model.py",
-    "tests/integration/rabbitmq/test_rabbitmq_redrive.py",
-    "tests/integration/rabbitmq/test_rabbitmq_sending.py",
 )
 
 
