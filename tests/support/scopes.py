@@ -80,6 +80,7 @@ LONG_FILES = (
     "tests/integration/test_sqs_queues.py",
     "tests/integration/rabbitmq/test_rabbitmq_verify.py",
     "tests/integration/test_store_history.py",
+    "tests/integration/test_store_sessions.py",
     "tests/integration/test_store_restore.py",
     "tests/integration/test_store_model.py",
     "tests/integration/rabbitmq/test_rabbitmq_redrive.py",
