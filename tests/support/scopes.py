@@ -82,6 +82,7 @@ LONG_FILES = (
     "tests/integration/test_store_operations.py",
     "tests/integration/test_sqs_queues.py",
     "tests/integration/test_store_history.py",
+    "tests/integration/test_store_sessions.py",
     "tests/integration/test_store_restore.py",
     "tests/integration/test_store_model.py",
 )
