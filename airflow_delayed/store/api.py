@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import lineage
@@ -44,7 +44,6 @@ from airflow_delayed.store import (
     rates,
     runs,
     setup,
-    streams,
 )
 from airflow_delayed.store.audit import MAX_BECAUSE, AuditEntry, AuditRecord, hash_of, of_ids, system_user
 from airflow_delayed.store.bulk_changes import (
@@ -107,7 +106,6 @@ from airflow_delayed.store.records import (
 from airflow_delayed.store.remembered_ids import DISPATCHED
 from airflow_delayed.store.schema import TABLE, store_tables
 from airflow_delayed.store.script import install_script as install_script
-from airflow_delayed.store.streams import StreamRecord as StreamRecord
 from airflow_delayed.store.version import (
     check_environment,
     check_ready,
@@ -120,7 +118,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Table
     from typing_extensions import Unpack
 
-T = TypeVar("T")
 
 __all__ = [
     "DISPATCHED",
@@ -1016,7 +1013,7 @@ class Store(DelayStore):
             who = actor or self.actor()
             rates.change(self.engine, self.tables, per_second, who=who, because=because)
 
-    # environment and streams
+    # environment
 
     def environment(self) -> str | None:
         """Return the name of the environment whose dispatchers may dispatch from this store; None: it has none."""
@@ -1046,37 +1043,6 @@ class Store(DelayStore):
     def host_environment(self) -> str | None:
         """Return the name of the environment that dispatchers here belong to; None: they do not compare."""
         return None
-
-    def take_stream(self, stream: str, holder: str) -> StreamRecord | None:
-        """Take the lease of a stream for a minute; None: another holder has it.
-
-        :param stream: the place of its checkpoint.
-        """
-        return self._of_stream(partial(streams.take, tables=self.tables, stream=stream, holder=holder))
-
-    def renew_stream(self, stream: str, holder: str) -> bool:
-        """Renew the lease of a stream for a minute; False: it is another's by now."""
-        return self._of_stream(partial(streams.renew, tables=self.tables, stream=stream, holder=holder))
-
-    def release_stream(self, stream: str, holder: str, seen: StreamRecord) -> None:
-        """End the lease of a stream, and note which query its checkpoint is of."""
-        self._of_stream(partial(streams.release, tables=self.tables, stream=stream, holder=holder, seen=seen))
-
-    def restart_stream(self, stream: str, *, actor: str | None = None, because: str | None = None) -> bool:
-        """Let a stream begin with a new checkpoint, and record that in the audit.
-
-        :return: False if the store does not know it, or a task runs it now.
-        """
-        who = actor or self.actor()
-
-        def work(connection: Connection) -> bool:
-            done = streams.restart(connection, self.tables, stream)
-            if done:
-                entry = AuditEntry(who, "stream-restart", {"stream": stream}, because=because)
-                entry.write(connection, self.tables, {}, database_time(connection))
-            return done
-
-        return self._of_stream(work)
 
     # dispatching
 
@@ -1265,10 +1231,6 @@ class Store(DelayStore):
     @cached_property
     def _carried_clock(self) -> CarriedClock:
         return CarriedClock()
-
-    def _of_stream(self, work: Callable[[Connection], T]) -> T:
-        with self._ready():
-            return retried(self.engine, work)
 
     @property
     def _own_origin(self) -> Origin:
