@@ -151,8 +151,7 @@ class UnsupportedColumns(InputError):
     """A source lacks columns that are needed, or has unknown ones.
 
     The texts are written where the columns are checked: names in :class:`airflow_delayed.intake.columns.ColumnRules`,
-    types in :func:`airflow_delayed.intake.parquet.check_schema` and :func:`airflow_delayed.spark.sink.check_columns`,
-    and the columns of a table to adopt in :func:`airflow_delayed.store.nservicebus.foreign_table.foreign_table`.
+    types in :func:`airflow_delayed.intake.parquet.check_schema` and :func:`airflow_delayed.spark.sink.check_columns`.
     """
 
 

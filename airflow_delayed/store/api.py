@@ -84,8 +84,6 @@ from airflow_delayed.store.history import Timeline
 from airflow_delayed.store.jobs import JOB_ACTIONS, Job, JobEntry, JobSeen, TooManyJobs
 from airflow_delayed.store.lateness import LATE_AFTER
 from airflow_delayed.store.network import first_address
-from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
-from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
 from airflow_delayed.store.outcomes import Outcome, Outcomes
 from airflow_delayed.store.overview import MAX_MATCHES, FailureGroup, SearchMatch
 from airflow_delayed.store.pauses import SPREAD, OnUnpause, Pause, PauseArgs, PauseReport, UnpauseReport
@@ -1075,51 +1073,6 @@ class Store(DelayStore):
                 with self._reading() as connection:
                     check_environment(connection, self.tables, self.conn_id, here)
             return made
-
-    def adopt(
-        self,
-        *,
-        table: str,
-        schema: str | None = None,
-        columns: Mapping[str, str] | None = None,
-        headers: HeaderFormat = "xml",
-        destination_of: Callable[[str], str] = queue_of,
-        batch_size: int = 500,
-        dry_run: bool = False,
-    ) -> AdoptReport:
-        """Move the messages of another store's table in this database into this store, for its ``deliver_conn_id``.
-
-        Experimental: it may change without a deprecation before (docs/development/stability.md).
-
-        The table has the columns of NServiceBus's SqlServerDelayedMessageStore, or other names for them. Ids, due times
-        (read as UTC) and counts of failures do not change. The other store may work at the same time: rows that it has
-        locked are skipped. If this is killed, no message is lost: run it again, also while there are ``remaining``
-        rows.
-
-        :param table: its name, as the database writes it; NServiceBus's default is ``<endpoint>.timeouts``.
-        :param schema: its schema, such as ``dbo``; by default the connection's own.
-        :param columns: the other names by NServiceBus's: ``{"Id": "message_id", "State": "body"}``.
-        :param headers: ``xml``, as NServiceBus's MSMQ transport writes them, or ``json``, one object.
-        :param destination_of: returns the destination for the value in the row. By default it removes the machine of
-            an MSMQ address: ``Sales@SERVER1`` is ``Sales``.
-        :param batch_size: rows that are locked and copied at a time, 1 to 1000.
-        :param dry_run: change no row, and report what would be moved.
-        :raises ValueError: the hook's ``on_conflict`` is not ``error``, or an argument is not allowed.
-        :raises SourceError: the table does not exist, belongs to this package, or has no unique constraint on its ids.
-        :raises UnsupportedColumns: the table lacks a column; the text names it.
-        :raises TopologyError: this store's own tables are missing.
-        :raises TransportUnavailable: the database cannot be reached; rows that were moved before stay moved.
-        """
-        if self.on_conflict != "error":
-            raise ValueError(
-                f"on_conflict={self.on_conflict!r}: a row of an id that is here with other content is left where it is;"
-                " take over with a hook of on_conflict='error'"
-            )
-        reader = Reader(headers, destination_of)
-        with database_errors(self.conn_id, self.engine, self.tables):
-            source = foreign_table(self.engine, table, schema=schema, columns=columns)
-            adopter = Adopter(self.engine, source, self.tables.messages, self, reader, batch_size)
-            return adopter.plan() if dry_run else adopter.run()
 
     # escalations
 
