@@ -103,9 +103,7 @@ class NullCriterion(InputError):
 
 
 class InvalidMessage(InputError):
-    """A message breaks a rule. ``column`` is the wrong field; ``message_id`` is known where a transport found it."""
-
-    message_id: str | None = None
+    """A message breaks a rule. ``column`` is the wrong field."""
 
     def __init__(self, column: str, problem: str) -> None:
         super().__init__(f"{column}: {problem}")
@@ -153,8 +151,7 @@ class UnsupportedColumns(InputError):
     """A source lacks columns that are needed, or has unknown ones.
 
     The texts are written where the columns are checked: names in :class:`airflow_delayed.intake.columns.ColumnRules`,
-    types in :func:`airflow_delayed.intake.parquet.check_schema` and :func:`airflow_delayed.spark.sink.check_columns`,
-    and the columns of a table to adopt in :func:`airflow_delayed.store.nservicebus.foreign_table.foreign_table`.
+    types in :func:`airflow_delayed.intake.parquet.check_schema` and :func:`airflow_delayed.spark.sink.check_columns`.
     """
 
 
@@ -323,7 +320,6 @@ class SendFailed(DelayedError):
 
     :param refusing: destinations that take no messages at present, such as full queues; another try may help.
     :param silent: those of them that have not confirmed their messages in time: these may still arrive.
-    :param denied: destinations that the connection's user may not send to.
     """
 
     def __init__(
@@ -333,7 +329,6 @@ class SendFailed(DelayedError):
         failures: Sequence[tuple[str, str]],
         refusing: Collection[str] = (),
         silent: Collection[str] = (),
-        denied: Collection[str] = (),
     ) -> None:
         reasons = some(_by_reason(failures))
         super().__init__(
@@ -344,7 +339,6 @@ class SendFailed(DelayedError):
         self.failures = tuple(failures)
         self.refusing = frozenset(refusing)
         self.silent = frozenset(silent)
-        self.denied = frozenset(denied)
 
 
 def _by_reason(failures: Sequence[tuple[str, str]]) -> list[str]:

@@ -299,25 +299,6 @@ def environment_(args: Namespace) -> None:
         show([{"environment": store.environment(), "former": former}], args.output)
 
 
-@suppress_logs_and_warning
-def stream_restart_(args: Namespace) -> None:
-    """``airflow delayed stream-restart``."""
-    with store_of(args) as store:
-        what = (
-            f"the stream of {args.checkpoint} reads its source again from the start, with a new checkpoint, and sends"
-            " again what the store no longer knows by a key: it forgets ids after [delayed] remember, by default 14"
-            " days after the dispatch"
-        )
-        if not (args.yes or confirmed(what)):
-            raise SystemExit("Nothing was changed.")
-        if not store.restart_stream(args.checkpoint, actor=actor_of(args), because=args.because):
-            raise SystemExit(
-                f"The store knows no stream of {args.checkpoint}, or a task runs it now. Nothing was changed."
-                " The task's error names the place as it has to be written here."
-            )
-        show([{"stream": args.checkpoint, "restarted": True}], args.output)
-
-
 def _rate(text: str) -> tuple[str, float | None]:
     """Return destination and rate of an argument."""
     destination, _, number = text.rpartition("=")

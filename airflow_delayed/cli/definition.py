@@ -72,7 +72,6 @@ _REASON = _several(
     "What to purge, may be given several times: failed, expired, remembered (default: all of them)",
     choices=("failed", "expired", "remembered"),
 )
-_CHECKPOINT = _arg("checkpoint", "The place of the checkpoint, as the task's error names it")
 _ENVIRONMENT = _arg("name", "The store's environment from now on", nargs="?")
 _DRY_RUN = _switch("--dry-run", "Change nothing, and report what would happen")
 
@@ -288,15 +287,6 @@ def get_delayed_commands() -> list[CLICommand]:
                     "A dispatcher of another environment (option of section delayed) takes no message from it. Give a"
                     " copy the name of its own environment when what waits in it may be delivered from there. It counts"
                     " what waits and asks, unless --yes is given.",
-                ),
-                _command(
-                    "stream-restart",
-                    "Let a stream of DelayedSparkSendOperator begin again, with a new checkpoint",
-                    (*_STORE, _CHECKPOINT, ARG_YES, _ACTOR, _BECAUSE, *_SHOWN),
-                    "For a stream whose checkpoint is lost, or whose source or query was changed. The next run of the"
-                    " task reads the source from the start. The store recognises messages whose ids are made of keys,"
-                    " while they wait and after their dispatch for the option remember of section delayed (by default"
-                    " 14 days); all others are sent again. It asks, unless --yes is given.",
                 ),
                 _command(
                     "arm",

@@ -43,7 +43,6 @@ from airflow_delayed.intake.columns import MAX_HEADERS, RowBatch, RowRules
 from airflow_delayed.message import (
     EPOCH,
     MAX_ID_LENGTH,
-    MICROSECOND,
     DelayedMessage,
     from_microseconds,
     microseconds,
@@ -166,20 +165,15 @@ class ColumnarReader:
 
     def _dues(self, columns: dict[str, Any]) -> pa.Array:
         due = self._moments(columns, "due_at") if "due_at" in columns else None
-        anchor: Any = self._anchor
-        if self._rules.delay_from is not None:
-            anchor = self._moments(columns, self._rules.delay_from)
-            if anchor.null_count:
-                raise Unusual
         if "delay_seconds" in columns:
             delays = columns["delay_seconds"]
-            if anchor is None:
+            if self._anchor is None:
                 raise Unusual
             if due is not None and pc.any(pc.and_(due.is_valid(), delays.is_valid())).as_py():
                 raise Unusual
-            due = _first(due, pc.add(arrow.delays(delays), anchor))
-        if self._rules.delay is not None:
-            due = _first(due, pc.add(anchor, self._rules.delay // MICROSECOND))
+            after = pc.add(arrow.delays(delays), self._anchor)
+            arrow.in_calendar(after)
+            due = after if due is None else pc.coalesce(due, after)
         if due is None or due.null_count:
             if self._due is None:
                 raise Unusual
@@ -218,12 +212,6 @@ class ColumnarReader:
         if pc.max(pc.binary_length(ids)).as_py() > MAX_ID_LENGTH or arrow.content(ids).translate(None, _PRINTABLE):
             raise Unusual
         return ids
-
-
-def _first(due: pa.Array | None, after: pa.Array) -> pa.Array:
-    """Return the due times, and where there is none the end of the row's delay."""
-    arrow.in_calendar(after)
-    return after if due is None else pc.coalesce(due, after)
 
 
 #: Columns that may as well be missing.

@@ -77,8 +77,7 @@ def wrong_type(name: str, kind: str, *, is_text: bool) -> str:
 
     :param kind: its type, as the library that reads it calls it.
     """
-    # delays count from a column of another name
-    wanted = COLUMNS.get(name, "a timestamp")
+    wanted = COLUMNS[name]
     problem = f"column {name} is {kind}, and must be {wanted}"
     if wanted != "a timestamp":
         return f"{problem}; in Spark {_REMEDIES[wanted].format(name)}"
@@ -178,14 +177,12 @@ class ColumnRules:
     :param destination: all rows without their own have a destination.
     :param due: all rows without their own have a delay or a due time.
     :param id_columns: the columns of the key.
-    :param delay_from: the column that relative delays count from.
     :param ignore_others: unknown columns are ignored, and no error.
     """
 
     destination: bool = False
     due: bool = False
     id_columns: tuple[str, ...] = ()
-    delay_from: str | None = None
     ignore_others: bool = False
 
     def check(self, columns: Collection[str], origin: str) -> None:
@@ -194,7 +191,7 @@ class ColumnRules:
         :raises UnsupportedColumns: some are missing, mean nothing, or say the same thing twice.
         """
         problems = [*self._missing(columns), *self._contradictions(columns)]
-        unknown = sorted(set(columns) - COLUMNS.keys() - {REJECTED, self.delay_from} - set(self.id_columns))
+        unknown = sorted(set(columns) - COLUMNS.keys() - {REJECTED} - set(self.id_columns))
         in_capitals = [name for name in unknown if name.lower() in COLUMNS]
         if in_capitals and (problems or not self.ignore_others):
             problems.append(f"{some(in_capitals, separator=', ')}: names are in lower case")
@@ -221,7 +218,7 @@ class ColumnRules:
 
     def uses(self, column: str) -> bool:
         """Return whether a column is read."""
-        return column in COLUMNS or column in self.id_columns or column == self.delay_from
+        return column in COLUMNS or column in self.id_columns
 
     def _missing(self, columns: Collection[str]) -> list[str]:
         problems = []
@@ -232,8 +229,6 @@ class ColumnRules:
         if "due_at" not in columns and "delay_seconds" not in columns and not self.due:
             problems.append("no column due_at or delay_seconds; add one, or give due_at= or delay=")
         problems += [f"no column {name}, which id_columns= names" for name in self.id_columns if name not in columns]
-        if self.delay_from is not None and self.delay_from not in columns:
-            problems.append(f"no column {self.delay_from}, which delay_from names")
         return problems
 
     def _contradictions(self, columns: Collection[str]) -> list[str]:
@@ -251,8 +246,6 @@ class RowRules:
 
     :param anchor: the time that relative delays count from, by default the start of the task's first try; None: it is
         not known.
-    :param delay_from: the column that a row's relative delay counts from, in place of ``anchor``; ``delay`` is then the
-        delay of rows without a due time or a delay of their own.
     :param scope: identifies the run, in ids that are made from content.
     :param optional: by the name of an optional field (:data:`airflow_delayed.fields.FIELDS`); a time is aware.
     :param spread: a message is due within so long after its time, by a hash of its id.
@@ -261,8 +254,6 @@ class RowRules:
     """
 
     anchor: datetime | None
-    delay_from: str | None = None
-    delay: timedelta | None = None
     scope: bytes = b""
     destination: str | None = None
     due_at: datetime | None = None

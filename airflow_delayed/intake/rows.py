@@ -108,13 +108,12 @@ class RowReader:
             column("message_id"),
             zip(*map(column, FIELD_NAMES), strict=True),
             column("timezone"),
-            column(self.rules.delay_from) if self.rules.delay_from else repeat(None, batch.size),
             keys,
             strict=True,
         )
         broken = batch.broken
         for index, row in enumerate(rows):
-            value, body, destination, due, delay, spread, headers, message_id, optional, where, since, key = row
+            value, body, destination, due, delay, spread, headers, message_id, optional, where, key = row
             if broken and index in broken:
                 yield Problem(batch.place(index), *broken[index], batch.row(index))
                 continue
@@ -122,9 +121,7 @@ class RowReader:
                 if message_id is None and batch.ids_given:
                     raise InvalidMessage("message_id", NULL_ID)
                 content = body if value is None else value
-                yield self._message(
-                    content, destination, due, delay, spread, headers, message_id, optional, where, since, key
-                )
+                yield self._message(content, destination, due, delay, spread, headers, message_id, optional, where, key)
             except InvalidMessage as error:
                 name = error.column
                 if name == "body" and (value is not None or "body" not in columns):
@@ -142,7 +139,6 @@ class RowReader:
         message_id: Any,
         optional: tuple[object, ...],
         where: object,
-        since: object,
         key: tuple[object, ...] | None,
     ) -> DelayedMessage:
         rules = self.rules
@@ -152,7 +148,7 @@ class RowReader:
         destination = rules.destination if destination is None else destination
         if destination is None or destination == "":
             raise InvalidMessage("destination", "is null or empty; fill it, or give destination=")
-        due_at = self._due(due, delay, where, since)
+        due_at = self._due(due, delay, where)
         span = rules.spread if spread is None else _span(spread)
         all_headers = {**rules.headers, **headers_of(headers)} if headers is not None else rules.headers
         fields = self._optional(optional, where)
@@ -197,27 +193,17 @@ class RowReader:
                 found[name] = self._moment(name, value, where) if name in FIELD_MOMENTS else value
         return found
 
-    def _due(self, due: object, delay: object, where: object, since: object) -> datetime:
+    def _due(self, due: object, delay: object, where: object) -> datetime:
         if delay is not None:
             if due is not None:
                 raise InvalidMessage("delay_seconds", "is given, and due_at too; one of them must be null")
             span = delay_of(_seconds(delay, "delay_seconds"), "delay_seconds")
-            return due_after(self._anchor(since, where), span, "delay_seconds")
+            return due_after(self.rules.anchor, span, "delay_seconds")
         if due is not None:
             return self._moment("due_at", due, where)
-        if self.rules.delay is not None:
-            return due_after(self._anchor(since, where), self.rules.delay)
         if self.rules.due_at is not None:
             return self.rules.due_at
         raise InvalidMessage("due_at", "is null; fill it (or delay_seconds), or give due_at= or delay=")
-
-    def _anchor(self, since: object, where: object) -> datetime | None:
-        column = self.rules.delay_from
-        if column is None:
-            return self.rules.anchor
-        if since is None:
-            raise InvalidMessage(column, "is null; fill it, for the row's delay counts from it")
-        return self._moment(column, since, where)
 
     def _moment(self, column: str, value: object, where: object) -> datetime:
         """Return a time in UTC.

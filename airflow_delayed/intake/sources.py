@@ -286,7 +286,9 @@ class Rejects:
                 self._check_links()
                 self._fs.makedirs(parent, exist_ok=True)
             self._file = self._new()
-        self._file.write(rejected_line(problem, self.run))
+        line = {str(name): _written(value) for name, value in problem.row.items() if value is not None}
+        line[REJECTED] = {"run": self.run, "place": problem.place, "column": problem.column, "problem": problem.problem}
+        self._file.write(write_json(line) + "\n")
         self.count += 1
 
     def __enter__(self) -> Rejects:
@@ -297,13 +299,6 @@ class Rejects:
     ) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def rejected_line(problem: Problem, run: str) -> str:
-    """Return a rejected row as a line of a file: its own columns, and in ``rejected`` its problem and the run."""
-    line = {str(name): _written(value) for name, value in problem.row.items() if value is not None}
-    line[REJECTED] = {"run": run, "place": problem.place, "column": problem.column, "problem": problem.problem}
-    return write_json(line) + "\n"
 
 
 class RejectedRows:

@@ -53,7 +53,6 @@ rows are rejected              Nothing is sent, and the task fails without a    
                                                                                   intake/sources.py: Rejects
 a Spark job is retried         All rows are sent again, twice at a broker, once   spark.py:
                                into a store; none after a try that had sent all.  DelayedSparkSendOperator.execute
-                               A stream goes on after its last finished batch.    spark_stream.py: StreamCheckpoint
 a dispatch task is killed      At SIGTERM it finishes what is being sent and      dispatch.py:
                                releases the rest; for SIGKILL see                 StoreDispatchOperator.on_kill
                                ``store/dispatch/``. A retry fails too if an       task_state.py: first_dispatch

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import XComArg
 
@@ -27,17 +26,8 @@ from airflow_delayed.fields import FIELD_NAMES
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import delay_of, parse_moment, utcnow
 from airflow_delayed.operators import reporting
-from airflow_delayed.operators.send_arguments import (
-    CommonArguments,
-    HidesArguments,
-    headers_of,
-    hold_over_of,
-    masked,
-    origin_of,
-    span_of,
-)
+from airflow_delayed.operators.send_arguments import CommonArguments, HidesArguments, hold_over_of, masked, origin_of
 from airflow_delayed.operators.spark_connections import spark_connections_file, spark_headers_file
-from airflow_delayed.operators.spark_stream import StreamCheckpoint
 from airflow_delayed.operators.task_state import FirstTry, earlier_success, iteration_of, load_first_try, note_success
 from airflow_delayed.route import Route
 from airflow_delayed.sources.templated import file_system
@@ -51,11 +41,8 @@ if TYPE_CHECKING:
 #: Parameters that are options of the sending by the same name, as they are.
 _SAME = (
     *("destination", *FIELD_NAMES, "timezone", "past_due", "unknown_columns", "envelope"),
-    *("batch_rows", "window", "due_at", "spread", "hold_over", "max_past", "max_future"),
+    *("batch_rows", "window", "due_at", "spread", "hold_over", "max_past"),
 )
-
-#: Parameters of a stream that stand in its messages.
-_UNTEMPLATED = ("destination", "delay", "due_at", "headers", *FIELD_NAMES)
 
 #: A secret in the middle of an option's value, such as a connection string.
 _PARAMETER = re.compile(
@@ -70,11 +57,9 @@ class SparkArguments(CommonArguments):
     :raises ValueError: an argument is missing or wrong, or contradicts another.
     """
 
-    texts: ClassVar[tuple[str, ...]] = (*CommonArguments.texts, "checkpoint", "rejects")
     choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
         **CommonArguments.choices,
         "connections": ("file", "cluster"),
-        "invalid_rows": (None, "fail"),
     }
 
     source: str | None
@@ -91,10 +76,6 @@ class SparkArguments(CommonArguments):
     connections: str
     manifest: str | None
     attempts: str | None
-    checkpoint: str | None
-    rejects: str | None
-    invalid_rows: str | None
-    max_future: timedelta | str | None
 
     def __post_init__(self) -> None:
         sources = [name for name in ("table", "source", "query") if getattr(self, name) is not None]
@@ -108,58 +89,13 @@ class SparkArguments(CommonArguments):
         if secret := self._secret():
             raise ValueError(secret)
         super().__post_init__()
-        if self.max_future is not None:
-            object.__setattr__(self, "max_future", span_of("max_future", self.max_future))
-        self._check_stream()
-
-    def _check_stream(self) -> None:
-        if self.checkpoint is None:
-            if self.rejects is not None or self.invalid_rows is not None:
-                raise ValueError("rejects= and invalid_rows= are for a stream; give checkpoint= too")
-            return
-        others: dict[str, object] = {"check_first": self.check_first, "dry_run": self.only_plan}
-        others |= {"manifest": self.manifest, "attempts": self.attempts}
-        if refused := [name for name, value in others.items() if value]:
-            raise ValueError(f"a stream (checkpoint=) has no {' or '.join(f'{name}=' for name in refused)}")
-        if self.table is None and self.source is None:
-            raise ValueError("a stream reads table= or source=; query= alone names none")
-        if (self.rejects is None) == (self.invalid_rows is None):
-            raise ValueError(
-                "a stream needs rejects=, a folder for rows that cannot be sent, or invalid_rows='fail', which fails it"
-                " at such a row, in each try again"
-            )
-        if self.invalid_rows is not None and self.past_due == "fail":
-            raise ValueError(
-                "a stream whose rows are too old would fail for ever; give past_due='send' or 'skip', or rejects="
-            )
-        if self.delay is not None and self.delay_from is None:
-            raise ValueError("delay= of a stream counts from a column, which delay_from= has to name")
-
-    def check_untemplated(self) -> None:
-        """Check that what a stream's messages say does not depend on the run, which a replay has another of.
-
-        :raises ValueError: a parameter is a template, or the result of another task.
-        """
-        if self.checkpoint is not None and (named := [name for name in _UNTEMPLATED if _renders(getattr(self, name))]):
-            raise ValueError(
-                f"{' and '.join(f'{name}=' for name in named)} of a stream (checkpoint=) cannot be a template or the"
-                " result of another task: the next run sends a batch again that this one has not finished, and its"
-                " messages would differ. Give a plain value, or a column"
-            )
-
-    def fingerprint(self) -> bytes:
-        """Return a hash of what a stream reads and makes of it."""
-        query = " ".join((self.query or "").split())
-        parts = [self.table, self.source, self.source_format, dict(self.source_options or {}), query]
-        return blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).digest()
 
     def application_arguments(
-        self, context: Context, began: FirstTry | None, place: str, *, files: Mapping[str, str]
+        self, context: Context, began: FirstTry, manifest: str, *, files: Mapping[str, str]
     ) -> list[str]:
         """Return the job's command line.
 
-        :param began: when the task's first try began; None: the job is a stream.
-        :param place: the file of the manifest; of a stream, the folder that has its checkpoint.
+        :param began: when the task's first try began.
         :param files: names of files that Spark distributes, by the option that takes them.
         :raises InvalidMessage: ``delay`` is none, or ``delay_from`` is no time.
         """
@@ -177,35 +113,17 @@ class SparkArguments(CommonArguments):
             arguments += ["--partitions", str(self.partitions)]
         if self.check_first:
             arguments.append("--check-first")
-        place = _plain_url(place)
-        if began is None:
-            arguments += ["--checkpoint", f"{place}/checkpoint"]
-            own = {"manifest": f"{place}/counts", "attempts": f"{place}/attempts"}
-            own |= {name: _text(getattr(self, name)) for name in ("invalid_rows", "delay_from")}
-            own["rejects"] = _plain_url(self.rejects) if self.rejects else ""
-            options = {**self._options(context), **files, **own}
-        else:
-            options = {**self._options(context), **self._moments(context, began), **files, "manifest": place}
+        options = self._options(context, began) | {**files, "manifest": _plain_url(manifest)}
         for name, value in options.items():
             if value:
                 arguments += ["--set", f"{name}={value}"]
         return arguments
 
-    def _moments(self, context: Context, began: FirstTry) -> dict[str, str]:
-        """Return the options of a batch that a retry has to keep."""
+    def _options(self, context: Context, began: FirstTry) -> dict[str, str]:
+        """Return the options of the sending; an empty one is left out."""
         anchor = began.anchor if iteration_of(context) is None else None
         if self.delay_from is not None:
             anchor = self.anchor(context)
-        return {
-            "scope": json.dumps(origin_of(context).parts),
-            "anchor": UNKNOWN if anchor is None else anchor.isoformat(),
-            "began": began.began.isoformat(),
-            "attempts": _plain_url(self.attempts) if self.attempts else "",
-            "dry_run": "true" if self.only_plan else "",
-        }
-
-    def _options(self, context: Context) -> dict[str, str]:
-        """Return the options of the sending; an empty one is left out."""
         origin = origin_of(context)
         return {name: _text(getattr(self, name)) for name in _SAME} | {
             "delay": "" if self.delay is None else _text(delay_of(self.delay)),
@@ -213,8 +131,13 @@ class SparkArguments(CommonArguments):
             "store": self.store_conn_id if self.store_conn_id and self.store_conn_id != self.conn_id else "",
             "until_due": "true" if self.until_due and self.store_conn_id != self.conn_id else "",
             "id_columns": ",".join(self.id_column_names()),
+            "scope": json.dumps(origin.parts),
             "origin": json.dumps(origin.to_json()),
+            "anchor": UNKNOWN if anchor is None else anchor.isoformat(),
+            "began": began.began.isoformat(),
             "connections": _text(self.connections_per_executor),
+            "attempts": _plain_url(self.attempts) if self.attempts else "",
+            "dry_run": "true" if self.only_plan else "",
             **current_trace(),
             "on_conflict": "" if self.on_conflict == "error" else self.on_conflict,
         }
@@ -230,19 +153,11 @@ class SparkArguments(CommonArguments):
         for name, value in options.items():
             if is_secret(str(name)) or secrets_of(str(value)) or _PARAMETER.search(str(value)):
                 return f"source_options[{name!r}] is, or has, a password, token or key. {shows} {configured}"
-        for name in ("source", "manifest", "attempts", "checkpoint", "rejects"):
+        for name in ("source", "manifest", "attempts"):
             if secrets_of(str(getattr(self, name) or "")):
                 own = "" if name == "source" else "; for this task an Airflow connection, as in s3://conn_id@bucket/key"
                 return f"{name}= is an address with a login or a signature. {shows} {configured}{own}"
         return None
-
-
-def _renders(value: object) -> bool:
-    """Return whether Airflow would render a parameter."""
-    value = headers_of(value)
-    if isinstance(value, Mapping):
-        return any(map(_renders, [*value, *value.values()]))
-    return isinstance(value, XComArg) or (isinstance(value, str) and ("{{" in value or "{%" in value))
 
 
 def _text(value: object) -> str:
@@ -269,8 +184,6 @@ except ModuleNotFoundError:
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-    from airflow_delayed.hooks.store import DelayedStoreHook
 
 
 class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperator):
@@ -329,21 +242,9 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     :param attempts: a folder, as URL or path, that all executors and the driver share; with it the log counts what
         attempts had sent that failed.
 
-    A stream:
-
-    :param checkpoint: a folder, as URL or path, that this task, Spark's driver and its executors share. With it the
-        source is read as a stream to its end: what is new since the last run. Below it each DAG, task and map index
-        has its own checkpoint. A retry, and a cleared task, go on after the last batch and repeat none that is done.
-        With a store only one task at a time runs a stream, and a checkpoint that is lost, or that is of another source
-        or query, is an error until ``airflow delayed stream-restart``. ``delay_from`` names a column then.
-    :param rejects: a folder that they share, for rows of the stream that cannot be sent.
-    :param invalid_rows: "fail", in place of ``rejects``: such a row fails the task, in each try.
-    :param max_future: a row that is due later than so long from now is invalid.
-
     Safety:
 
-    :param on_conflict: as DelayedSendOperator's; so are ``past_due``, ``max_past`` and ``on_backfill``. A stream has to
-        name ``past_due``; "fail" rejects such a row there.
+    :param on_conflict: as DelayedSendOperator's; so are ``past_due``, ``max_past`` and ``on_backfill``.
     :param check_first: read and check all rows before the first is sent; the rows are read twice.
     :param on_empty: "warn", "fail" or "skip" the task when nothing was sent.
     :param dry_run: check all, send nothing.
@@ -351,7 +252,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     Result:
 
     :return: a summary (rows, sent, stored, replaced, not_replaced, duplicates, skipped, first_due, last_due), no body.
-        Of a stream also rejected; it adds up the batches of all tries of this run, each as it was sent last.
     :raises AirflowFailException: the input is wrong, as far as it is known before the job; nothing was sent.
     """
 
@@ -359,7 +259,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         *(name for name in SparkSubmitOperator.template_fields if name not in ("application", "application_args")),
         *("conn_id", "store_conn_id", "table", "source", "source_schema", "source_options", "query", "destination"),
         *("delay", "delay_from", "due_at", "headers", "id_columns", *FIELD_NAMES, "timezone", "on_conflict"),
-        *("envelope", "manifest", "attempts", "checkpoint", "rejects"),
+        *("envelope", "manifest", "attempts"),
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {
         "headers": "json",
@@ -397,7 +297,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         until_due: bool = False,
         on_conflict: str = "error",
         timezone: str | None = None,
-        past_due: Literal["fail", "send", "skip"] | None = None,
+        past_due: Literal["fail", "send", "skip"] = "fail",
         max_past: timedelta | str | None = None,
         on_backfill: Literal["send", "skip", "fail"] = "send",
         on_empty: Literal["warn", "fail", "skip"] = "warn",
@@ -411,17 +311,10 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         connections: Literal["file", "cluster"] = "file",
         manifest: str | None = None,
         attempts: str | None = None,
-        checkpoint: str | None = None,
-        rejects: str | None = None,
-        invalid_rows: Literal["fail"] | None = None,
-        max_future: timedelta | str | None = None,
         dry_run: bool = False,
         name: str = "airflow-delayed",
         **kwargs: Any,
     ) -> None:
-        if checkpoint is not None and store_conn_id is None:
-            # without a store there is no lease; it serialises all map indexes
-            kwargs.setdefault("max_active_tis_per_dag", 1)
         super().__init__(conn_id=spark_conn_id, name=name, **kwargs)
         self.conn_id = conn_id
         self.table = table
@@ -444,12 +337,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self.until_due = until_due
         self.on_conflict = on_conflict
         self.timezone = timezone
-        if checkpoint is not None and past_due is None:
-            raise ValueError(
-                "a stream (checkpoint=) needs past_due=: after an outage its rows may be due more than max_past ago."
-                " 'send' sends them, 'skip' leaves them out, and 'fail' writes them into the folder of rejects="
-            )
-        self.past_due = "fail" if past_due is None else past_due
+        self.past_due = past_due
         self.max_past = config.max_past() if max_past is None else max_past
         self.on_backfill = on_backfill
         self.on_empty = on_empty
@@ -463,21 +351,17 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self.connections = connections
         self.manifest = manifest
         self.attempts = attempts
-        self.checkpoint = checkpoint
-        self.rejects = rejects
-        self.invalid_rows = invalid_rows
-        self.max_future = max_future
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run
         #: The connection of the store that messages were left in.
         self.stored_in: str | None = None
-        SparkArguments.of(vars(self)).check_untemplated()
+        SparkArguments.of(vars(self))
         # behind the mask it would not make its task come first
         XComArg.apply_upstream_relationship(self, headers)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Submit the job, and return its counts."""
-        counts = None if self.only_plan or self.checkpoint else earlier_success(context)
+        counts = None if self.only_plan else earlier_success(context)
         try:
             if counts is None:
                 counts = self._run(context)
@@ -486,8 +370,8 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
                     "an earlier try has sent all of this, and its worker was lost before Airflow knew: Spark's job does"
                     " not run again"
                 )
-            shown_counts = ("batches", "summary", "partitions", "repeated", "other_attempts")
-            self.log.info("%s", json.dumps({name: counts[name] for name in shown_counts if name in counts}))
+            shown_counts = ("summary", "partitions", "repeated", "other_attempts")
+            self.log.info("%s", json.dumps({name: counts[name] for name in shown_counts}))
             summary: dict[str, Any] = counts["summary"]
             if not any(summary[name] for name in ("sent", "stored", "replaced", "duplicates")):
                 reporting.report_empty(self.log, self.on_empty, summary["rows"])
@@ -501,8 +385,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         with ExitStack() as stack:
             arguments = SparkArguments.rendered(vars(self))
             arguments.check_run(context)
-            if arguments.checkpoint is not None:
-                return self._run_stream(context, arguments, arguments.checkpoint, stack)
             manifest = arguments.manifest
             if manifest is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delayed-manifest-"))
@@ -530,23 +412,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
                 self._account(arguments, route, counts)
             return counts
 
-    def _run_stream(
-        self, context: Context, arguments: SparkArguments, folder: str, stack: ExitStack
-    ) -> Mapping[str, Any]:
-        route = arguments.route(context, stack, self.log)
-        self._verify(arguments, route)
-        store = cast("DelayedStoreHook | None", route.store)
-        if store is not None:
-            self.stored_in = store.conn_id
-        stream = StreamCheckpoint(
-            folder, origin_of(context), arguments.fingerprint(), store, log=self.log, lost=self.on_kill
-        )
-        with stream.leased() as place:
-            self._submit(context, arguments, stack, place, None)
-            counts = stream.counts(place)
-        self._account(arguments, route, counts)
-        return counts
-
     def _verify(self, arguments: SparkArguments, route: Route) -> bool:
         """Check that messages can be received, before minutes of work; executors may reach more than this machine.
 
@@ -570,7 +435,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         return seen
 
     def _submit(
-        self, context: Context, arguments: SparkArguments, stack: ExitStack, place: str, began: FirstTry | None
+        self, context: Context, arguments: SparkArguments, stack: ExitStack, manifest: str, began: FirstTry
     ) -> None:
         from airflow_delayed.spark import job
 
@@ -584,7 +449,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self.files = ",".join([*([self.files] if self.files else []), *files.values()]) or None
         self.application = job.__file__
         names = {option: Path(path).name for option, path in files.items()}
-        self.application_args = arguments.application_arguments(context, began, place, files=names)
+        self.application_args = arguments.application_arguments(context, began, manifest, files=names)
         try:
             super().execute(context)
         except FileNotFoundError as error:

@@ -47,8 +47,6 @@ class Backlog:
     refusing: set[str] = field(default_factory=set)
     #: Those of them that confirm nothing.
     silent: set[str] = field(default_factory=set)
-    #: Destinations that the user may not write to.
-    denied: set[str] = field(default_factory=set)
     _again: deque[Entry] = field(default_factory=deque)
     _failures: list[tuple[str, str]] = field(default_factory=list)
     _cause: BaseException | None = None
@@ -118,8 +116,7 @@ class Backlog:
         if self._cause is not None and (self._from_source or not self.published or not self._failures):
             raise self._cause
         if self._failures:
-            to = (self.refusing, self.silent, self.denied)
-            raise SendFailed(self.conn_id, self.report, self._failures, *to) from self._cause
+            raise SendFailed(self.conn_id, self.report, self._failures, self.refusing, self.silent) from self._cause
         return self.report
 
 

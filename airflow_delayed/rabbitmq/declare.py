@@ -329,16 +329,6 @@ def _make_destination(connection: BlockingConnection, channel: BlockingChannel, 
 _NO_SUCH = re.compile(r"NOT_FOUND - no (?P<kind>queue|exchange) '(?P<name>.*?)' in vhost ")
 
 
-#: Which access it is, RabbitMQ says since 4.0.
-_DENIED = re.compile("ACCESS_REFUSED - (?:write )?access to (?:queue|exchange) '(?P<name>.*?)' in vhost ")
-
-
-def denies(reason: ChannelClosedByBroker, destination: str) -> bool:
-    """Return whether the broker closed a channel because the user may not write to a destination."""
-    found = _DENIED.match(reason.reply_text)
-    return found is not None and found["name"] == destination
-
-
 def refusal_cause(
     conn_id: str, topology: Topology, reason: ChannelClosedByBroker, destination: str | None = None
 ) -> DelayedError | str:

@@ -31,7 +31,7 @@ from airflow_delayed.rabbitmq.confirm_timer import (
     SilentDestination,
 )
 from airflow_delayed.rabbitmq.connection import host_name
-from airflow_delayed.rabbitmq.declare import denies, refusal_cause
+from airflow_delayed.rabbitmq.declare import refusal_cause
 from airflow_delayed.rabbitmq.destinations import SessionDestinations
 from airflow_delayed.rabbitmq.properties import DESTINATION, MessagePropertiesWriter, PropertiesWriter
 from airflow_delayed.rabbitmq.topology import PublishAddress, Topology, check_headers
@@ -569,10 +569,8 @@ class Session:
     def _on_not_bound(self, reason: ChannelClosedByBroker) -> None:
         if self._waiting is not None:
             entry, self._waiting = self._waiting, None
-            name = entry.message.destination
-            if denies(reason, name):
-                self._backlog.denied.add(name)
-            self._backlog.fail(entry, refusal_cause(self._backlog.conn_id, self._topology, reason, name))
+            cause = refusal_cause(self._backlog.conn_id, self._topology, reason, entry.message.destination)
+            self._backlog.fail(entry, cause)
         # also if the broker closed the channel by itself: a message may have come before there was another channel
         self._pump()
 

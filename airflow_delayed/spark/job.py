@@ -4,8 +4,6 @@
         --set deliver=broker --set destination=mail --set manifest=s3a://bucket/runs/1.json
     python -m airflow_delayed.spark.job --query "SELECT * FROM shop.reminders WHERE day = '2026-01-31'" --set ...
 
-With ``--checkpoint`` it reads the source as a stream, sends all that is new, and ends.
-
 It needs no Airflow. ``--set`` takes the options of :class:`airflow_delayed.spark.sink.DelayedDataSource`.
 DelayedSparkSendOperator runs it. Its log tells how many partitions are done, every ten seconds.
 """
@@ -43,15 +41,12 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--partitions", type=int, help="send from so many partitions, and so over no more connections at a time"
     )
-    parser.add_argument("--checkpoint", help="read a stream to its end, with Spark's checkpoint in this folder")
     parser.add_argument("--check-first", action="store_true", help="read and check all rows before the first is sent")
     args = parser.parse_args(given)
     if (args.table and (args.source or args.query)) or not (args.table or args.source or args.query):
         parser.error("give --table, --source, --query, or --source with a --query over it")
     if args.partitions is not None and args.partitions < 1:
         parser.error("--partitions must be 1 or more")
-    if args.checkpoint and (args.check_first or not (args.table or args.source)):
-        parser.error("--checkpoint goes with --table or --source, and not with --check-first")
     return args
 
 
@@ -64,11 +59,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 def read(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
     """Return the rows."""
-    source = spark.readStream if args.checkpoint else spark.read
     if args.table:
-        frame = source.table(args.table)
+        frame = spark.read.table(args.table)
     if args.source:
-        reader = source.format(args.format).options(**dict(args.read))
+        reader = spark.read.format(args.format).options(**dict(args.read))
         frame = (reader.schema(args.schema) if args.schema else reader).load(args.source)
         frame.createOrReplaceTempView("source")
     if args.query:
@@ -80,12 +74,6 @@ def read(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
 def send(frame: DataFrame, options: Mapping[str, str]) -> None:
     """Send the rows."""
     frame.write.format("delayed").mode("append").options(**options).save()
-
-
-def send_stream(frame: DataFrame, options: Mapping[str, str], checkpoint: str) -> None:
-    """Send all that is new in a stream; each batch logs its counts."""
-    writer = frame.writeStream.format("delayed").outputMode("append").trigger(availableNow=True)
-    writer.option("checkpointLocation", checkpoint).options(**options).start().awaitTermination()
 
 
 @contextmanager
@@ -120,10 +108,7 @@ def main(given: Sequence[str] | None = None) -> None:
         with progress(spark.sparkContext, "checking"):
             send(frame, {name: value for name, value in options.items() if name != "manifest"} | {"dry_run": "true"})
     with progress(spark.sparkContext, "sending"):
-        if args.checkpoint:
-            send_stream(frame, options, args.checkpoint)
-        else:
-            send(frame, options)
+        send(frame, options)
     spark.stop()
 
 

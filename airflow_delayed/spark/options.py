@@ -1,7 +1,4 @@
-"""The options of ``format("delayed")``: names and sizes, never a secret, for Spark shows them.
-
-A stream has those of a batch, but for a few that would not survive a replay, and some of its own.
-"""
+"""The options of ``format("delayed")``: names and sizes, never a secret, for Spark shows them."""
 
 from __future__ import annotations
 
@@ -27,25 +24,14 @@ NAMES = (
     *("headers_file", *FIELD_NAMES, "spread", "id_columns", "scope", "origin", "anchor", "began", "timezone"),
     *("past_due", "max_past", "unknown_columns", "envelope", "batch_rows", "window"),
     *("connections", "connections_file", "attempts", "manifest", "dry_run", "traceparent", "tracestate"),
-    *("delay_from", "max_future", "rejects", "invalid_rows"),
 )
-#: Options of a stream alone.
-_OF_STREAMS = ("rejects", "invalid_rows")
-#: Options that a stream cannot have: a replay has another present, and a batch that was committed is not read again.
-_OF_BATCHES = ("anchor", "began", "scope", "dry_run")
-#: Spark's own options of a stream, which it passes on, in lower case.
-_OF_SPARK = ("checkpointlocation", "queryname")
 #: Options that are texts, as they are.
-_TEXTS = (
-    *("store", "envelope", "connections_file", "headers_file", "attempts", "manifest"),
-    "rejects",
-)
+_TEXTS = ("store", "envelope", "connections_file", "headers_file", "attempts", "manifest")
 #: The anchor of a job without one: it refuses relative delays.
 UNKNOWN = "unknown"
 #: Messages given to a transport at a time.
 BATCH_ROWS = 5000
 _FIRST = datetime.min.replace(tzinfo=UTC)
-_LAST = datetime.max.replace(tzinfo=UTC)
 _Value = TypeVar("_Value")
 
 
@@ -54,7 +40,6 @@ class Settings:
     """The options, read once in the driver; every attempt at every partition uses them.
 
     :param oldest: a message due before it is past due.
-    :param newest: a message due after it is further off than ``max_future``.
     """
 
     deliver: str
@@ -68,8 +53,6 @@ class Settings:
     past_due: str
     max_past: timedelta
     oldest: datetime
-    max_future: timedelta | None
-    newest: datetime
     envelope: str | None
     batch_rows: int
     window: int | None
@@ -78,30 +61,26 @@ class Settings:
     headers_file: str | None
     attempts: str | None
     manifest: str | None
-    rejects: str | None
     dry_run: bool
     trace: Mapping[str, str]
 
 
-def settings_of(options: Mapping[str, str], now: datetime, *, stream: bool = False) -> Settings:
+def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
     """Read the options.
 
     :param now: the present, which the anchor is by default.
-    :param stream: they are a stream's; ``now`` is when this batch of it began.
     :raises InputError: one is unknown, missing or cannot be; or two contradict each other.
     """
     given = {name: value for name, value in options.items() if value is not None and value.strip()}
-    if unknown := sorted(given.keys() - {*NAMES, *(_OF_SPARK if stream else ())}):
+    if unknown := sorted(given.keys() - set(NAMES)):
         raise InputError(f"unknown options {', '.join(unknown)}; known are {', '.join(NAMES)}")
     if "deliver" not in given:
         raise InputError("the option deliver is missing: the name of the connection that delivers")
     _check_together(given)
     read = _Reader(given)
-    _check_kind(read, stream=stream)
-    anchor = None if stream or given.get("anchor") == UNKNOWN else read.moment("anchor") or now
+    anchor = None if given.get("anchor") == UNKNOWN else read.moment("anchor") or now
     began = read.moment("began") or anchor or now
     max_past = read.span("max_past", timedelta(seconds=MAX_PAST))
-    max_future = read.one("max_future", _span)
     until_due = read.choice("until_due", "false", "true") == "true"
     hold_over = read.span("hold_over", timedelta(seconds=0 if until_due else HOLD_OVER))
     if until_due and (hold_over or "store" not in given):
@@ -113,7 +92,6 @@ def settings_of(options: Mapping[str, str], now: datetime, *, stream: bool = Fal
             destination="destination" in given,
             due="delay" in given or "due_at" in given,
             id_columns=_names(given.get("id_columns", "")),
-            delay_from=given.get("delay_from"),
             ignore_others=read.choice("unknown_columns", "fail", "ignore") == "ignore",
         ),
         **{name: given.get(name) for name in _TEXTS},
@@ -124,8 +102,6 @@ def settings_of(options: Mapping[str, str], now: datetime, *, stream: bool = Fal
         past_due=read.choice("past_due", "fail", "send", "skip"),
         max_past=max_past,
         oldest=began - max_past if max_past < began - _FIRST else _FIRST,
-        max_future=max_future,
-        newest=_LAST if max_future is None or max_future > _LAST - began else began + max_future,
         batch_rows=read.one("batch_rows", _number) or BATCH_ROWS,
         window=read.one("window", _number),
         connections=read.one("connections", _number),
@@ -148,42 +124,6 @@ def _check_together(given: Mapping[str, str]) -> None:
         )
 
 
-def _check_kind(read: _Reader, *, stream: bool) -> None:
-    given = read.given
-    if not stream:
-        if others := [name for name in _OF_STREAMS if name in given]:
-            raise InputError(
-                f"{' and '.join(others)} can be given to a stream (writeStream) alone: an invalid row fails a batch"
-            )
-        return
-    if others := [name for name in _OF_BATCHES if name in given]:
-        raise InputError(
-            f"a stream has no {' or '.join(others)}, which a replay of a batch could not keep: its relative delays"
-            " count from a column (delay_from), and ids made of content have the query and the batch as their scope"
-        )
-    fails = read.choice("invalid_rows", "", "fail") == "fail"
-    if fails == ("rejects" in given):
-        raise InputError(
-            "a stream needs one of two options: rejects names a folder for rows that cannot be sent, and"
-            " invalid_rows=fail lets such a row fail the query, at each restart again until the row is gone"
-        )
-    if "past_due" not in given:
-        raise InputError(
-            "a stream needs the option past_due: after an outage its rows may be due more than max_past ago. send"
-            " sends them, skip leaves them out, and fail writes them into the folder of the option rejects"
-        )
-    if fails and read.choice("past_due", "fail", "send", "skip") == "fail":
-        raise InputError(
-            "invalid_rows=fail and past_due=fail would fail a batch for ever once it is too old; give past_due=send or"
-            " past_due=skip, or the option rejects"
-        )
-    if "delay" in given and "delay_from" not in given:
-        raise InputError(
-            "the option delay needs delay_from in a stream: the column of a time that the delay counts from, since a"
-            " replay of a batch has another present"
-        )
-
-
 def _rules(read: _Reader, anchor: datetime | None) -> RowRules:
     where = read.one("timezone", zone)
 
@@ -197,14 +137,10 @@ def _rules(read: _Reader, anchor: datetime | None) -> RowRules:
         return parse
 
     due_at = read.one("due_at", moment("due_at"))
-    delay_from = read.given.get("delay_from")
-    delay = read.one("delay", delay_of)
-    if delay is not None and delay_from is None:
-        due_at, delay = due_after(anchor, delay), None
+    if (delay := read.one("delay", delay_of)) is not None:
+        due_at = due_after(anchor, delay)
     return RowRules(
         anchor=anchor,
-        delay_from=delay_from,
-        delay=delay,
         scope=read.one("scope", _scope) or b"",
         destination=read.given.get("destination"),
         due_at=due_at,

@@ -15,13 +15,10 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from airflow_delayed.addresses import shown
 from airflow_delayed.errors import SourceError
-from airflow_delayed.intake.files import private
 from airflow_delayed.reports import MOST_DESTINATIONS, Counts, SendReport, by_size, largest_destinations
 from airflow_delayed.sending import Log
 from airflow_delayed.spark.options import Settings
@@ -47,8 +44,6 @@ class PartitionCounts(Counts):
     rows: int = 0
     #: Rows past due that were not sent.
     skipped: int = 0
-    #: Rows of a stream that cannot be sent.
-    rejected: int = 0
     sent: SendReport = field(default_factory=SendReport)
     stored: SendReport = field(default_factory=SendReport)
 
@@ -58,9 +53,8 @@ class PartitionCounts(Counts):
         return self.sent.sent + self.stored.sent + self.stored.replaced
 
     def summary(self) -> dict[str, Any]:
-        """Return what DelayedSendOperator returns as well, and ``rows``; of a stream, ``rejected`` too."""
+        """Return what DelayedSendOperator returns as well, and ``rows``."""
         both = self.sent + self.stored
-        rejected = {"rejected": self.rejected} if self.rejected else {}
         return {
             "rows": self.rows,
             "sent": self.sent.sent,
@@ -69,7 +63,6 @@ class PartitionCounts(Counts):
             "not_replaced": self.stored.not_replaced,
             "duplicates": both.duplicates,
             "skipped": self.skipped,
-            **rejected,
             "first_due": both.first_due.isoformat() if both.first_due else None,
             "last_due": both.last_due.isoformat() if both.last_due else None,
         }
@@ -150,31 +143,18 @@ def failed_attempts(folder: SharedFolder, successful: Collection[str]) -> Failed
 
 
 def log_commit(
-    log: Log,
-    settings: Settings,
-    done: Sequence[tuple[int, PartitionCounts]],
-    failed: FailedAttempts | None,
-    *,
-    batch: int | None = None,
-    now: datetime | None = None,
+    log: Log, settings: Settings, done: Sequence[tuple[int, PartitionCounts]], failed: FailedAttempts | None
 ) -> None:
-    """Log the counts of a job that succeeded, or of a stream's batch.
+    """Log the counts of a job that succeeded.
 
     :param done: of each partition how many attempts came before the successful one, and its counts.
     :param failed: the counts of attempts without success; None: no folder was shared.
-    :param now: of a batch, the present: the log then says how late its first message is.
     """
     counts = total(one for _, one in done)
     what = "dry run, so nothing was sent; there would be" if settings.dry_run else "all confirmed:"
-    if batch is not None:
-        what = f"batch {batch}, {what}"
-    more = f", {counts.rejected:,} rejected: see {shown(settings.rejects or '')}" if counts.rejected else ""
-    first_due = (counts.sent + counts.stored).first_due
-    if now is not None and first_due is not None and first_due < now:
-        more += f"; the first of them was due {timedelta(seconds=int((now - first_due).total_seconds()))} ago"
     log.info(
         "%s %s sent by connection %s and %s stored, of %s rows; %s were there already, %s replaced, %s came too late to"
-        " replace, %s past due and skipped%s",
+        " replace, %s past due and skipped",
         what,
         f"{counts.sent.sent:,}",
         settings.deliver,
@@ -184,7 +164,6 @@ def log_commit(
         f"{counts.stored.replaced:,}",
         f"{counts.stored.not_replaced:,}",
         f"{counts.skipped:,}",
-        more,
     )
     _destinations(log, counts)
     again = sum(1 for earlier, _ in done if earlier)
@@ -195,32 +174,23 @@ def log_commit(
 
 
 def log_abort(
-    log: Log,
-    settings: Settings,
-    done: Sequence[PartitionCounts],
-    partitions: int,
-    failed: FailedAttempts | None,
-    *,
-    batch: int | None = None,
+    log: Log, settings: Settings, done: Sequence[PartitionCounts], partitions: int, failed: FailedAttempts | None
 ) -> None:
-    """Log the messages of a failed job, or of a stream's batch, that cannot be recalled."""
+    """Log the messages of a failed job that cannot be recalled."""
     if settings.dry_run:
         return
     counts = total(done)
     _destinations(log, counts)
     log.warning(
-        "the %s failed. %s of %s partitions had been sent in full: %s messages by connection %s, which cannot be"
-        " recalled, and %s in the store, where they can be cancelled. %s. %s",
-        "job" if batch is None else f"batch {batch}",
+        "the job failed. %s of %s partitions had been sent in full: %s messages by connection %s, which cannot be"
+        " recalled, and %s in the store, where they can be cancelled. %s. The same job again means the same messages"
+        " if it is given the same anchor and scope, or its rows have ids",
         f"{len(done):,}",
         f"{partitions:,}",
         f"{counts.sent.sent:,}",
         settings.deliver,
         f"{counts.stored.sent + counts.stored.replaced:,}",
         _others(failed),
-        "The same job again means the same messages if it is given the same anchor and scope, or its rows have ids"
-        if batch is None
-        else "A replay of the batch sends the same messages, with the same ids",
     )
 
 
@@ -348,36 +318,20 @@ class SharedFolder:
         made.url, made._fs, made._path = f"{self.url.rstrip('/')}/{name}", self._fs, f"{self._path.rstrip('/')}/{name}"
         return made
 
-    def create(self) -> Any:
-        """Open a new file for bytes, which on this machine its owner alone may read."""
-        from pyarrow.fs import LocalFileSystem
-
-        if self._local:
-            self._fs.create_dir(self._path.rpartition("/")[0] or "/", recursive=True)
-        if isinstance(self._fs, LocalFileSystem):
-            return open(self._path, "xb", opener=private)
-        return self._fs.open_output_stream(self._path)
-
-    def names(self) -> list[str]:
-        """Return the names of the files in this folder; none if it is not there."""
+    def children(self) -> list[SharedFolder]:
+        """Return the JSON files in this folder; none if it is not there."""
         from pyarrow.fs import FileSelector, FileType
 
         found = self._fs.get_file_info(FileSelector(self._path, allow_not_found=True))
-        return sorted(info.base_name for info in found if info.type == FileType.File)
-
-    def children(self) -> list[SharedFolder]:
-        """Return the JSON files in this folder; none if it is not there."""
-        return [self.child(name) for name in self.names() if name.endswith(".json")]
+        names = sorted(info.base_name for info in found if info.type == FileType.File)
+        return [self.child(name) for name in names if name.endswith(".json")]
 
     def remove(self) -> None:
-        """Remove this file or folder, if it is there."""
+        """Remove this folder, if it is there."""
         from pyarrow.fs import FileType
 
-        kind = self._fs.get_file_info(self._path).type
-        if kind == FileType.Directory:
+        if self._fs.get_file_info(self._path).type == FileType.Directory:
             self._fs.delete_dir(self._path)
-        elif kind == FileType.File:
-            self._fs.delete_file(self._path)
 
     @property
     def _local(self) -> bool:

@@ -1,4 +1,4 @@
-"""``format("delayed")``: executors send the rows of a DataFrame or a stream, each to arrive at its own due time."""
+"""``format("delayed")``: executors send the rows of a DataFrame, each to arrive at its own due time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from pyspark import __version__ as pyspark_version
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
     BinaryType,
@@ -30,19 +29,15 @@ if TYPE_CHECKING:
 
     from airflow_delayed.spark.options import Settings
     from airflow_delayed.spark.partition import PartitionCommit
-    from airflow_delayed.spark.stream import DelayedStreamWriter
 
 
 class DelayedDataSource(DataSource):
-    """Sends rows as delayed messages, those of a DataFrame or of a stream's batches.
+    """Sends the rows of a DataFrame as delayed messages.
 
     ``df.write.format("delayed").mode("append").option("deliver", "broker").save()``. Columns are those that
     DelayedSendOperator's sources have: ``value`` (or ``body``), ``destination``, ``due_at`` or ``delay_seconds``,
     ``headers``, ``message_id``, ``tag``, ``expires_at``, ``spread_seconds``, ``timezone``. A wrong column or option is
     an AnalysisException before the first task; a wrong row fails its task, when other rows may have been sent.
-
-    ``df.writeStream.format("delayed").option("checkpointLocation", ...)`` sends a stream, in output mode append, with
-    PySpark 4.1 or later. A batch that Spark replays has the same ids. A wrong column or option fails the query.
 
     Options hold names and sizes, for Spark shows them; where connections come from, see
     :func:`airflow_delayed.spark.connections.find`.
@@ -62,9 +57,8 @@ class DelayedDataSource(DataSource):
       DelayedSparkSendOperator gives it.
     - ``anchor``: what relative delays count from; by default the present in the driver, made once. Give it, with
       ``scope``, so that a driver that is started again sends the same ids. ``unknown`` refuses relative delays.
-    - ``delay_from``: the column of a time that the row's delay counts from, in place of the anchor.
     - ``past_due``: ``fail``, ``send`` or ``skip`` rows due more than ``max_past`` seconds (3600) before ``began``,
-      which is the anchor by default. ``max_future``: a row due more than so many seconds after it is invalid.
+      which is the anchor by default.
     - ``unknown_columns``: ``fail`` or ``ignore``.
     - ``envelope``: SQS's, in place of what the connection says.
     - ``batch_rows``: messages given to the transport at a time (5000); ``window``: RabbitMQ's unconfirmed messages
@@ -75,10 +69,6 @@ class DelayedDataSource(DataSource):
     - ``attempts``: a folder that executors and the driver share, in which attempts note what they have sent, so that
       what failed ones sent is counted. ``manifest``: a file that gets the counts when all is sent.
     - ``dry_run``: ``true`` reads and checks all rows and sends nothing.
-    - ``rejects``: of a stream, a folder that executors and the driver share, for rows that cannot be sent: invalid
-      ones, those past due with ``past_due=fail``, and those whose id has other content. Without it ``invalid_rows``
-      must be ``fail``: such a row fails the query. ``past_due`` must be given, ``manifest`` is a folder with a file by
-      query and batch, and ``anchor``, ``began``, ``scope`` and ``dry_run`` are errors.
     - ``traceparent``, ``tracestate``: the trace that all messages carry, as W3C Trace Context writes it.
     """
 
@@ -94,43 +84,16 @@ class DelayedDataSource(DataSource):
         """
         if overwrite:
             raise InputError("what was sent cannot be overwritten; use mode('append')")
-        return DelayedWriter(self._settings(schema, stream=False))
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DelayedStreamWriter:  # noqa: N802 - Spark's name
-        """Check columns and options, at each batch.
-
-        :raises InputError: one of them is wrong, or this PySpark has no such writer.
-        """
-        try:
-            from airflow_delayed.spark.stream import DelayedStreamWriter
-        except ImportError:
-            raise InputError(
-                f"a stream needs PySpark 4.1 or later, and this is {pyspark_version}; before, write it as batches with"
-                " foreachBatch and df.write.format('delayed')"
-            ) from None
-        if overwrite:
-            raise InputError(
-                "what was sent cannot be replaced by a whole new result; use outputMode('append') instead of 'complete'"
-            )
-        settings = self._settings(schema, stream=True)
-        if "delay_seconds" in schema.fieldNames() and settings.rules.delay_from is None:
-            raise UnsupportedColumns(
-                "the stream has a column delay_seconds, and needs the option delay_from: the column of a time that"
-                " delays count from, since a replay of a batch has another present"
-            )
-        return DelayedStreamWriter(settings)
-
-    def _settings(self, schema: StructType, *, stream: bool) -> Settings:
         from airflow_delayed.spark.connections import ConnectionNotFound, route_of
         from airflow_delayed.spark.options import settings_of
 
-        settings = settings_of(self.options, utcnow(), stream=stream)
+        settings = settings_of(self.options, utcnow())
         check_columns(schema, settings.wanted, naive_ok=settings.rules.zone is not None)
         # connects to nothing, and raises now if options and connection types do not go together; a connection may be
         # unknown to the driver that the executors know
         with suppress(ConnectionNotFound):
             route_of(settings, clock=utcnow).close()
-        return settings
+        return DelayedWriter(settings)
 
 
 class DelayedWriter(DataSourceArrowWriter):
@@ -184,7 +147,7 @@ def check_columns(schema: StructType, wanted: ColumnRules, *, naive_ok: bool) ->
     naive_ok = naive_ok or "timezone" in names
     problems = []
     for field in schema.fields:
-        kind = "a timestamp" if field.name == wanted.delay_from else COLUMNS.get(field.name)
+        kind = COLUMNS.get(field.name)
         if kind is None:
             continue
         if not _fits(kind, field.dataType):

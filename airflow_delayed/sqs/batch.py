@@ -18,14 +18,13 @@ from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import (
     InputError,
-    InvalidMessage,
     LimitExceeded,
     SendFailed,
     TopologyError,
     TransportUnavailable,
 )
 from airflow_delayed.message import DelayedMessage, delay_seconds
-from airflow_delayed.sqs.client import BUSY, NO_QUEUE, REFUSED, UNACCEPTABLE, EntryFault, fault_of, translated
+from airflow_delayed.sqs.client import BUSY, NO_QUEUE, REFUSED, EntryFault, fault_of, translated
 from airflow_delayed.sqs.entries import MAX_BYTES, MAX_ENTRIES, RAW, Parcel, direct, pack, through_fifo
 from airflow_delayed.sqs.hops import Hop, hop_of
 from airflow_delayed.sqs.settings import MAX_VISIBILITY, Duration, seconds_of
@@ -209,12 +208,12 @@ class MessageSender:
             try:
                 self._put(message)
             except (InputError, TopologyError) as error:
-                if isinstance(error, InvalidMessage):
-                    error.message_id = message.message_id
                 if not self._began:
                     raise
                 # too late to say that nothing was sent
-                self._fail(message, str(error), error if isinstance(error, InputError) else None)
+                self._failures.append((message.message_id, str(error)))
+                if isinstance(error, InputError):
+                    self._cause = self._cause or error
             if len(self._failures) >= MAX_FAILURES:
                 break
         for url in list(self._batches):
@@ -222,10 +221,6 @@ class MessageSender:
         if self._failures:
             raise SendFailed(self._conn_id, self._report, self._failures, self._refusing) from self._cause
         return self._report
-
-    def _fail(self, message: DelayedMessage, why: str, cause: InputError | None = None) -> None:
-        self._failures.append((message.message_id, why))
-        self._cause = self._cause or cause
 
     def _put(self, message: DelayedMessage) -> None:
         if (why := self._refusing.get(message.destination)) is not None:
@@ -275,7 +270,7 @@ class MessageSender:
                     message, why = outcome.item.message, str(outcome.fault)
                     if self._sender.refuses(outcome.fault):
                         why = self._refusing[message.destination] = f"SQS is too busy for its queue: {why}."
-                    self._fail(message, why, _invalid(message, outcome.fault))
+                    self._failures.append((message.message_id, why))
         except TransportUnavailable as error:
             error.report = self._report
             raise
@@ -293,15 +288,6 @@ class MessageSender:
     @staticmethod
     def _hop(parcel: Parcel, now: datetime) -> Hop:
         return hop_of(delay_seconds(parcel.message.due_at, now))
-
-
-def _invalid(message: DelayedMessage, fault: EntryFault) -> InvalidMessage | None:
-    """Return the error for a message that SQS refuses for what it is, such as its size; None for another fault."""
-    if fault.code not in UNACCEPTABLE:
-        return None
-    error = InvalidMessage("body", f"SQS refuses the message: {fault}")
-    error.message_id = message.message_id
-    return error
 
 
 def delete_batch(client: SQSClient, url: str, messages: Sequence[MessageTypeDef]) -> Sequence[MessageTypeDef]:

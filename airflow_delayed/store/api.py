@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import airflow_delayed.store.alchemy  # noqa: F401
 from airflow_delayed import lineage
@@ -44,7 +44,6 @@ from airflow_delayed.store import (
     rates,
     runs,
     setup,
-    streams,
 )
 from airflow_delayed.store.audit import MAX_BECAUSE, AuditEntry, AuditRecord, hash_of, of_ids, system_user
 from airflow_delayed.store.bulk_changes import (
@@ -85,8 +84,6 @@ from airflow_delayed.store.history import Timeline
 from airflow_delayed.store.jobs import JOB_ACTIONS, Job, JobEntry, JobSeen, TooManyJobs
 from airflow_delayed.store.lateness import LATE_AFTER
 from airflow_delayed.store.network import first_address
-from airflow_delayed.store.nservicebus.adopt import Adopter, AdoptReport
-from airflow_delayed.store.nservicebus.foreign_table import HeaderFormat, Reader, foreign_table, queue_of
 from airflow_delayed.store.outcomes import Outcome, Outcomes
 from airflow_delayed.store.overview import MAX_MATCHES, FailureGroup, SearchMatch
 from airflow_delayed.store.pauses import SPREAD, OnUnpause, Pause, PauseArgs, PauseReport, UnpauseReport
@@ -107,7 +104,6 @@ from airflow_delayed.store.records import (
 from airflow_delayed.store.remembered_ids import DISPATCHED
 from airflow_delayed.store.schema import TABLE, store_tables
 from airflow_delayed.store.script import install_script as install_script
-from airflow_delayed.store.streams import StreamRecord as StreamRecord
 from airflow_delayed.store.version import (
     check_environment,
     check_ready,
@@ -120,7 +116,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Table
     from typing_extensions import Unpack
 
-T = TypeVar("T")
 
 __all__ = [
     "DISPATCHED",
@@ -1020,7 +1015,7 @@ class Store(DelayStore):
             who = actor or self.actor()
             rates.change(self.engine, self.tables, per_second, who=who, because=because)
 
-    # environment and streams
+    # environment
 
     def environment(self) -> str | None:
         """Return the name of the environment whose dispatchers may dispatch from this store; None: it has none."""
@@ -1050,37 +1045,6 @@ class Store(DelayStore):
     def host_environment(self) -> str | None:
         """Return the name of the environment that dispatchers here belong to; None: they do not compare."""
         return None
-
-    def take_stream(self, stream: str, holder: str) -> StreamRecord | None:
-        """Take the lease of a stream for a minute; None: another holder has it.
-
-        :param stream: the place of its checkpoint.
-        """
-        return self._of_stream(partial(streams.take, tables=self.tables, stream=stream, holder=holder))
-
-    def renew_stream(self, stream: str, holder: str) -> bool:
-        """Renew the lease of a stream for a minute; False: it is another's by now."""
-        return self._of_stream(partial(streams.renew, tables=self.tables, stream=stream, holder=holder))
-
-    def release_stream(self, stream: str, holder: str, seen: StreamRecord) -> None:
-        """End the lease of a stream, and note which query its checkpoint is of."""
-        self._of_stream(partial(streams.release, tables=self.tables, stream=stream, holder=holder, seen=seen))
-
-    def restart_stream(self, stream: str, *, actor: str | None = None, because: str | None = None) -> bool:
-        """Let a stream begin with a new checkpoint, and record that in the audit.
-
-        :return: False if the store does not know it, or a task runs it now.
-        """
-        who = actor or self.actor()
-
-        def work(connection: Connection) -> bool:
-            done = streams.restart(connection, self.tables, stream)
-            if done:
-                entry = AuditEntry(who, "stream-restart", {"stream": stream}, because=because)
-                entry.write(connection, self.tables, {}, database_time(connection))
-            return done
-
-        return self._of_stream(work)
 
     # dispatching
 
@@ -1113,51 +1077,6 @@ class Store(DelayStore):
                 with self._reading() as connection:
                     check_environment(connection, self.tables, self.conn_id, here)
             return made
-
-    def adopt(
-        self,
-        *,
-        table: str,
-        schema: str | None = None,
-        columns: Mapping[str, str] | None = None,
-        headers: HeaderFormat = "xml",
-        destination_of: Callable[[str], str] = queue_of,
-        batch_size: int = 500,
-        dry_run: bool = False,
-    ) -> AdoptReport:
-        """Move the messages of another store's table in this database into this store, for its ``deliver_conn_id``.
-
-        Experimental: it may change without a deprecation before (docs/development/stability.md).
-
-        The table has the columns of NServiceBus's SqlServerDelayedMessageStore, or other names for them. Ids, due times
-        (read as UTC) and counts of failures do not change. The other store may work at the same time: rows that it has
-        locked are skipped. If this is killed, no message is lost: run it again, also while there are ``remaining``
-        rows.
-
-        :param table: its name, as the database writes it; NServiceBus's default is ``<endpoint>.timeouts``.
-        :param schema: its schema, such as ``dbo``; by default the connection's own.
-        :param columns: the other names by NServiceBus's: ``{"Id": "message_id", "State": "body"}``.
-        :param headers: ``xml``, as NServiceBus's MSMQ transport writes them, or ``json``, one object.
-        :param destination_of: returns the destination for the value in the row. By default it removes the machine of
-            an MSMQ address: ``Sales@SERVER1`` is ``Sales``.
-        :param batch_size: rows that are locked and copied at a time, 1 to 1000.
-        :param dry_run: change no row, and report what would be moved.
-        :raises ValueError: the hook's ``on_conflict`` is not ``error``, or an argument is not allowed.
-        :raises SourceError: the table does not exist, belongs to this package, or has no unique constraint on its ids.
-        :raises UnsupportedColumns: the table lacks a column; the text names it.
-        :raises TopologyError: this store's own tables are missing.
-        :raises TransportUnavailable: the database cannot be reached; rows that were moved before stay moved.
-        """
-        if self.on_conflict != "error":
-            raise ValueError(
-                f"on_conflict={self.on_conflict!r}: a row of an id that is here with other content is left where it is;"
-                " take over with a hook of on_conflict='error'"
-            )
-        reader = Reader(headers, destination_of)
-        with database_errors(self.conn_id, self.engine, self.tables):
-            source = foreign_table(self.engine, table, schema=schema, columns=columns)
-            adopter = Adopter(self.engine, source, self.tables.messages, self, reader, batch_size)
-            return adopter.plan() if dry_run else adopter.run()
 
     # escalations
 
@@ -1269,10 +1188,6 @@ class Store(DelayStore):
     @cached_property
     def _carried_clock(self) -> CarriedClock:
         return CarriedClock()
-
-    def _of_stream(self, work: Callable[[Connection], T]) -> T:
-        with self._ready():
-            return retried(self.engine, work)
 
     @property
     def _own_origin(self) -> Origin:

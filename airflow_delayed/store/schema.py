@@ -48,9 +48,6 @@ The names of the other tables begin with the name of the table of messages:
   counts, how many were dispatched how late (Late0 to Late11), and the largest lateness in seconds; Full of them while
   more was due than it sent, for so many milliseconds (FullMs).
 - ``_jobs``: the latest changes that work in the background. Seq is that of their row in ``_audit``, which has the rest.
-- ``_streams``: the streams of Spark that tasks run to their end, by the place of the checkpoint (Name, and Id is its
-  hash): the id of Spark's query, the Fingerprint of what it reads, how often it was restarted (Restarts), and which
-  task runs it until when (Holder, HeldUntil).
 - ``_version``: one row with the version of these tables, since when (At), the oldest version whose release can use them
   (UsableFrom), and the name of the store's environment (Environment, null: none).
 """
@@ -176,7 +173,6 @@ class Tables:
     cancelled: Table
     jobs: Table
     pauses: Table
-    streams: Table
 
     def of(self, where: Where) -> Table:
         """Return a table of messages."""
@@ -184,7 +180,7 @@ class Tables:
 
     def __iter__(self) -> Iterator[Table]:
         yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.runs, self.rates)
-        yield from (self.history, self.cancelled, self.jobs, self.pauses, self.streams, self.version)
+        yield from (self.history, self.cancelled, self.jobs, self.pauses, self.version)
 
 
 def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
@@ -325,17 +321,6 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("OnUnpause", text_column(20), nullable=False),
             _column("Spread", FRACTION, nullable=False),
             _column("Grace", FRACTION, nullable=False),
-        ),
-        streams=table(
-            "_streams",
-            _column("Id", text_column(32), primary_key=True),
-            _column("Name", LONG_TEXT, nullable=False),
-            _column("Query", text_column(64)),
-            _column("Fingerprint", bytes_type(16)),
-            _column("Restarts", Integer(), nullable=False),
-            _column("Holder", text_column(64)),
-            _column("HeldUntil", UtcTime()),
-            _column("At", UtcTime(), nullable=False),
         ),
         version=table(
             "_version",

@@ -325,20 +325,6 @@ def test_rates_are_set_and_shown(hook: DelayedStoreHook, delayed):
     assert hook.rates() == {"a=b": 0.5}
 
 
-def test_a_stream_is_restarted(hook: DelayedStoreHook, delayed):
-    unknown = delayed("stream-restart", "/streams/d/send/-1", "--yes")
-    assert (unknown.code, "The store knows no stream of /streams/d/send/-1" in unknown.err) == (1, True)
-    record = hook.take_stream("/streams/d/send/-1", "a task")
-    assert delayed("stream-restart", "/streams/d/send/-1", "--yes").code == 1
-    hook.release_stream("/streams/d/send/-1", "a task", record)
-    refused = delayed("stream-restart", "/streams/d/send/-1", answer="n")
-    assert (refused.code, "reads its source again from the start" in refused.err) == (1, True)
-    done = delayed("stream-restart", "/streams/d/send/-1", "--because", "moved", "-o", "json", answer="y")
-    assert done.rows == [{"stream": "/streams/d/send/-1", "restarted": True}]
-    assert [(one.action, one.because) for one in hook.audit()] == [("stream-restart", "moved")]
-    assert hook.take_stream("/streams/d/send/-1", "a task").restarts == 1
-
-
 def test_messages_are_paused_and_resumed(hook: DelayedStoreHook, delayed):
     chosen = ("--destination", "q", "--dag-id", "nightly", "--run-id", "r1")
     (would,) = delayed("pause", "--destination", "q", "--duration", "PT2H", "--dry-run", "-o", "json").rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -209,18 +208,6 @@ def test_a_sender_arms_and_an_editor_takes_back(world: SimpleNamespace):
 
     assert [arm(sending, PAST), arm(sending, PAST + HOUR)] == ["stored", "joined"]
     assert [take_back(editing, PAST), take_back(editing, PAST + HOUR), arm(sending, PAST)] == [0, 1, "succeeded"]
-
-
-def test_a_sender_runs_a_stream_and_an_editor_restarts_it(world: SimpleNamespace):
-    world.before()
-    world.store("installer").hook().install([])
-    world.after()
-    sending, editing = world.store("sender").hook(), world.store("editor").hook()
-    record = sending.take_stream("/checkpoints/d/t/-1", "a task")
-    assert sending.renew_stream("/checkpoints/d/t/-1", "a task")
-    sending.release_stream("/checkpoints/d/t/-1", "a task", replace(record, query="q"))
-    assert editing.restart_stream("/checkpoints/d/t/-1")
-    assert sending.take_stream("/checkpoints/d/t/-1", "a task").query is None
 
 
 def test_a_sender_that_takes_out_what_it_stored_writes_the_audit_too(world: SimpleNamespace):

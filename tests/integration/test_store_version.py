@@ -83,7 +83,7 @@ def contents_of(hook: DelayedStoreHook) -> dict[str, list[tuple[object, ...]]]:
                 )
             ]
             for table in hook.tables
-            if table not in (hook.tables.version, hook.tables.pauses, hook.tables.streams)
+            if table not in (hook.tables.version, hook.tables.pauses)
         }
 
 

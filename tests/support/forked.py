@@ -24,7 +24,6 @@ _CONTEXT.set_forkserver_preload(
         "support.consuming",
         "support.bridging",
         "support.dispatching",
-        "support.adopting",
         "support.pausing",
         "support.replying",
         "support.row_watching",

@@ -8,7 +8,6 @@ import pytest
 
 from airflow_delayed.delivery import Finding, SendReport, State, TopologyReport
 from airflow_delayed.diagnosis import no_answer
-from airflow_delayed.store.nservicebus.adopt import AdoptReport
 from airflow_delayed.ui import verdict
 
 
@@ -82,13 +81,6 @@ def test_the_report_of_a_send_is_a_line():
         " due from 2026-06-05T07:30:00+00:00 to 2026-06-05T07:30:00+00:00; 3 duplicates; 1 replaced"
     )
     assert str(SendReport()) == "0 sent"
-
-
-def test_the_report_of_an_adoption_is_a_line():
-    report = AdoptReport(2, 1, 0, {"m1": "no due time", "m2": "no\ndestination"}, {"Sales": 2})
-    assert str(report) == (
-        "2 adopted (Sales: 2); 1 duplicates; 2 rows stay where they are: m1: no due time; m2: no\\ndestination"
-    )
 
 
 @pytest.mark.parametrize(

@@ -56,22 +56,6 @@ def test_the_page(
     assert json.loads((tmp_path / "reminders.json").read_text())["destinations"] == {"reminders": 1000}
 
 
-def test_the_page_of_streams(
-    page: Path, spark: SparkSession, store: DelayedStoreHook, connections: Connections, tmp_path: Path
-) -> None:
-    (tmp_path / "orders").mkdir()
-    ordered = utcnow().replace(microsecond=0)
-    orders = [{"order_id": 1, "text": "a"}, {"order_id": 2, "text": "b"}, {"order_id": 3}]
-    lines = [json.dumps({**order, "ordered_at": ordered.isoformat()}) for order in orders]
-    (tmp_path / "orders/1.json").write_text("\n".join(lines))
-
-    def change(block: str) -> str:
-        return block.replace("/run/secrets/delayed.json", str(connections.path)).replace("/data", str(tmp_path))
-
-    assert len(list(pages.run(page.with_name("streams.md"), change))) == 3
-    assert {(one.destination, one.due_at) for one in store.list()} == {("reminders", ordered + timedelta(days=7))}
-
-
 def test_the_job_and_the_dag_of_a_start(
     here: Path, spark: SparkSession, empty_vhost: VirtualHost, connect, run_dag, tmp_path: Path, monkeypatch
 ) -> None:
@@ -102,9 +86,8 @@ def test_the_job_and_the_dag_of_a_start(
     assert (again["sent"], again["stored"]) == (0, 0)
 
 
-@pytest.mark.parametrize("name", ["README.md", "streams.md"])
-def test_links_lead_somewhere(page: Path, name: str) -> None:
-    for link in pages.links(page.with_name(name)):
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in pages.links(page):
         assert (page.parent / link.partition("#")[0]).resolve().exists(), link
 
 

@@ -23,7 +23,6 @@ DUE = 1_772_400_000_000_000
 TEXT = pa.string()
 MAP = pa.map_(TEXT, TEXT)
 MICROS = pa.timestamp("us", tz="UTC")
-CLICKED = pa.array([DUE - 5, DUE, DUE + 7]).cast(MICROS)
 
 
 def batch(records, **partition):
@@ -150,13 +149,8 @@ def sources(draw):
         start = draw(st.integers(0, 1))
         records = records.slice(start, draw(st.integers(1, size)))
     later = ANCHOR + timedelta(days=2)
-    since = draw(
-        st.sampled_from([None, None, *(["order"] if keyed else []), *(["due_at"] if "due_at" in columns else [])])
-    )
     rules = RowRules(
         anchor=ANCHOR,
-        delay_from=since,
-        delay=draw(st.sampled_from([None, timedelta(minutes=3)])) if since else None,
         scope=draw(st.sampled_from([b"", b"run"])),
         destination=draw(st.sampled_from(["mail", ""])) if fills else None,
         due_at=later if fills else None,
@@ -213,23 +207,6 @@ def usual(**columns):
         ({"due_at": None, "delay_seconds": pa.array([0.1, 1.0000001, 3]), "expires_at": None}, {}),
         ({"due_at": pa.array([DUE, None, DUE]).cast(MICROS), "delay_seconds": pa.array([None, 9, None])}, {}),
         ({"due_at": None}, {"due_at": ANCHOR}),
-        (
-            {"due_at": None, "delay_seconds": pa.array([1, 2, 3]), "clicked": CLICKED, "expires_at": None},
-            {"delay_from": "clicked"},
-        ),
-        (
-            {"due_at": None, "clicked": CLICKED, "expires_at": None},
-            {"delay_from": "clicked", "delay": timedelta(seconds=90)},
-        ),
-        (
-            {
-                "due_at": pa.array([DUE, None, None]).cast(MICROS),
-                "delay_seconds": pa.array([None, 9, None]),
-                "clicked": CLICKED,
-                "expires_at": None,
-            },
-            {"anchor": None, "delay_from": "clicked", "delay": timedelta(seconds=90)},
-        ),
         ({"message_id": None}, {"scope": b"run"}),
         ({"message_id": None}, {"headers": {"a": "all"}, "optional": {"tag": "all"}}),
         ({"message_id": None, "headers": None, "tag": None}, {"headers": {"a": "all"}, "optional": {"tag": "all"}}),

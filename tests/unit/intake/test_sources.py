@@ -20,7 +20,7 @@ from airflow_delayed.errors import SourceError, UnsupportedColumns
 from airflow_delayed.identity import key_id
 from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.intake.rows import Problem, RowReader
-from airflow_delayed.intake.sources import ListSource, open_source, rejected_line
+from airflow_delayed.intake.sources import ListSource, Rejects, open_source
 from airflow_delayed.message import UTC, DelayedMessage
 
 DUE = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -246,7 +246,9 @@ def test_numbers_of_an_object_are_sent_as_they_are_written(tmp_path):
     assert first.due_at == DUE + timedelta(seconds=1.5)
     assert (second.column, second.problem) == ("headers", "the value of 'n' must be text, not Number")
     # and so is a rejected row, which can be mended and sent
-    assert '{"value": [1.10], ' in rejected_line(second, "run")
+    with Rejects(LOCAL, str(tmp_path / "rejects.jsonl"), "run") as rejects:
+        rejects.add(second)
+    assert '{"value": [1.10], ' in (tmp_path / "rejects.jsonl").read_text()
 
 
 def test_a_number_in_a_key_is_a_number_however_it_is_written(tmp_path):

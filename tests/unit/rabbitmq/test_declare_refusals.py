@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from airflow_delayed.rabbitmq.declare import denies, refusal_cause
+from airflow_delayed.rabbitmq.declare import refusal_cause
 from airflow_delayed.rabbitmq.topology import CELERY
 
 
@@ -41,17 +41,3 @@ from airflow_delayed.rabbitmq.topology import CELERY
 )
 def test_a_refusal_says_what_to_do(code: int, text: str, destination: str | None, error: str) -> None:
     assert str(refusal_cause("rabbit", CELERY, ChannelClosedByBroker(code, text), destination)) == error
-
-
-def test_whether_a_destination_is_denied() -> None:
-    text = "ACCESS_REFUSED - {}access to {} in vhost '/' refused for user 'u'"
-    for what, expected in {
-        "queue 'orders'": True,
-        "exchange 'orders'": True,
-        "queue 'orders2'": False,
-        # a level's exchange is no fault of the destination
-        "exchange 'celery_delayed_delivery'": False,
-    }.items():
-        for access in ("write ", ""):
-            assert denies(ChannelClosedByBroker(403, text.format(access, what)), "orders") == expected
-    assert not denies(ChannelClosedByBroker(403, text.format("read ", "queue 'orders'")), "orders")

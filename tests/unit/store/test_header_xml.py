@@ -8,10 +8,9 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.msmq import headers_xml
+from support.header_xml import headers_xml, read_headers_xml
 
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.store.nservicebus.foreign_table import read_headers_xml
 
 NIL = 'xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:nil'
 

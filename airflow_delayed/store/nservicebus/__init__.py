@@ -1,1 +1,0 @@
-"""Taking over messages that another store keeps, such as NServiceBus's."""
