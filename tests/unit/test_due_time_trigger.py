@@ -126,7 +126,7 @@ def test_goes_through_the_database_and_comes_back_the_same():
     ("arguments", "error"),
     [
         ({"moment": datetime(2026, 3, 1)}, NaiveTime),
-        ({"moment": "2026-03-01"}, NaiveTime),
+        ({"moment": "2026-03-01T12:00"}, NaiveTime),
         ({"moment": "soon"}, InvalidMessage),
         ({"moment": START, "lead": -1}, InvalidMessage),
     ],
