@@ -45,7 +45,7 @@ LOWER = ".venv/bin/python .ci/guards.py --lower"
 
 #: Names that several rooms give to a module, because it does the same in each.
 ROLES = {"__init__", "admin", "connections", "dispatch", "due_time", "errors", "fifo_cycle", "limits", "plugin"}
-ROLES |= {"reply", "reporting"}
+ROLES |= {"reporting"}
 # frozen dataclasses that a room returns: records
 ROLES |= {"clock", "messages_dispatched", "records", "topology", "transport"}
 DOORS = 40
@@ -55,7 +55,7 @@ OF_THE_CORE = 240
 PRINTED = 10
 #: By room, "" for the core: what tests of several rooms may import. All modules of a room: "*".
 TEST_DOORS = {
-    "": "clock delivery errors identity links message nservicebus provider_info replies",
+    "": "clock delivery errors identity links message nservicebus provider_info",
     "cli": "*",
     "decorators": "*",
     "hooks": "*",

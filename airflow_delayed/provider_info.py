@@ -68,7 +68,6 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_delayed.sensors.due_time",
                     "airflow_delayed.sensors.fifo_cycle",
                     "airflow_delayed.sensors.messages_dispatched",
-                    "airflow_delayed.sensors.reply",
                 ],
             }
         ],
@@ -91,7 +90,6 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_delayed.triggers.messages_dispatched",
                     "airflow_delayed.triggers.queue_table",
                     "airflow_delayed.triggers.rabbitmq_message",
-                    "airflow_delayed.triggers.reply",
                     "airflow_delayed.triggers.store_dispatch",
                 ],
             }

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from airflow_delayed.rabbitmq.management import Facts, Management
     from airflow_delayed.rabbitmq.move import MigrationEndpoint
     from airflow_delayed.rabbitmq.publisher import Publisher
-    from airflow_delayed.rabbitmq.reply_queues import RabbitMQReplyQueue
     from airflow_delayed.rabbitmq.waiting import Waiting
 
 #: Seconds that the broker keeps a temporary queue without a consumer, beyond the time for which it is wanted.
@@ -293,13 +292,6 @@ class RabbitMQTransport(Delivery):
                 # without the connection the broker deletes the queue by itself
                 with suppress(AMQPError):
                     queue.end()
-
-    def replies(self, queue: str) -> RabbitMQReplyQueue:
-        """Return a queue in which tasks wait for replies."""
-        require_client()
-        from airflow_delayed.rabbitmq.reply_queues import RabbitMQReplyQueue
-
-        return RabbitMQReplyQueue(self.conn_id, queue, self._hosts)
 
     def bridge(self, exchange: str, target: str, *, secrets: Sequence[str], type: str = "topic") -> Bridge:
         """Return a bridge for services that go on publishing with the header ``x-delay``, without the plugin.

@@ -12,7 +12,6 @@ from airflow_delayed.triggers.due_time import DueTimeTrigger
 from airflow_delayed.triggers.fifo_cycle import FifoCycleTrigger
 from airflow_delayed.triggers.queue_table import QueueTableTrigger
 from airflow_delayed.triggers.rabbitmq_message import RabbitMQMessageTrigger
-from airflow_delayed.triggers.reply import ReplyTrigger
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 
 TRIGGERS: dict[type[BaseTrigger], dict[str, Any]] = {
@@ -20,7 +19,6 @@ TRIGGERS: dict[type[BaseTrigger], dict[str, Any]] = {
     FifoCycleTrigger: {"conn_id": "c", "destinations": ["q"]},
     QueueTableTrigger: {"conn_id": "c", "queue": "q"},
     RabbitMQMessageTrigger: {"conn_id": "c", "queue": "q"},
-    ReplyTrigger: {"conn_id": "c", "queue": "q", "message_id": "m", "until": utcnow()},
     StoreDispatchTrigger: {"store_conn_id": "c", "deliver_conn_ids": ["d"]},
 }
 
