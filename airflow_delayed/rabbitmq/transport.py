@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
     from airflow_delayed.rabbitmq.admin import TopologyAdmin
     from airflow_delayed.rabbitmq.bridge import Bridge
-    from airflow_delayed.rabbitmq.consumer import Consumer
     from airflow_delayed.rabbitmq.drain import MoveReport
     from airflow_delayed.rabbitmq.management import Facts, Management
     from airflow_delayed.rabbitmq.move import MigrationEndpoint
@@ -249,20 +247,6 @@ class RabbitMQTransport(Delivery):
             kept, self._kept, self._keeps = self._kept, None, False
             if kept is not None:
                 kept.close()
-
-    def consumer(self, queue: str, *, prefetch: int) -> Consumer:
-        """Return a consumer of a queue, for an asyncio loop.
-
-        :param prefetch: how many messages may be unsettled at most.
-        """
-        require_client()
-        from airflow_delayed.rabbitmq.consumer import Consumer
-
-        async def hosts() -> Sequence[ConnectionParameters]:
-            # in a thread: it asks Airflow for the connection, and reads certificate files
-            return await asyncio.to_thread(self._hosts)
-
-        return Consumer(self.conn_id, queue, hosts, prefetch=prefetch)
 
     @contextmanager
     def temporary_queue(self, name: str, seconds: float) -> Iterator[TemporaryQueue]:

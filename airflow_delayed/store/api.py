@@ -92,7 +92,6 @@ from airflow_delayed.store.overview import MAX_MATCHES, FailureGroup, SearchMatc
 from airflow_delayed.store.pauses import SPREAD, OnUnpause, Pause, PauseArgs, PauseReport, UnpauseReport
 from airflow_delayed.store.policy import OnConflict, check_on_conflict
 from airflow_delayed.store.queries import DeliveredMessage, Page
-from airflow_delayed.store.queue_receiver import temporary_queue_table
 from airflow_delayed.store.records import (
     Content,
     Remembered,
@@ -107,6 +106,7 @@ from airflow_delayed.store.remembered_ids import DISPATCHED
 from airflow_delayed.store.schema import TABLE, store_tables
 from airflow_delayed.store.script import install_script as install_script
 from airflow_delayed.store.streams import StreamRecord as StreamRecord
+from airflow_delayed.store.temporary_queue import temporary_queue_table
 from airflow_delayed.store.version import (
     check_environment,
     check_ready,

@@ -26,7 +26,6 @@ _CONTEXT.set_forkserver_preload(
         "support.dispatching",
         "support.adopting",
         "support.pausing",
-        "support.row_watching",
         "support.staying",
         "support.serving",
         "support.sqs_processes",
