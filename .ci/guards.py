@@ -45,7 +45,7 @@ LOWER = ".venv/bin/python .ci/guards.py --lower"
 
 #: Names that several rooms give to a module, because it does the same in each.
 ROLES = {"__init__", "admin", "connections", "dispatch", "due_time", "errors", "fifo_cycle", "limits", "plugin"}
-ROLES |= {"reply", "reporting"}
+ROLES |= {"reporting"}
 # frozen dataclasses that a room returns: records
 ROLES |= {"clock", "messages_dispatched", "records", "topology", "transport"}
 DOORS = 40
@@ -55,13 +55,13 @@ OF_THE_CORE = 240
 PRINTED = 10
 #: By room, "" for the core: what tests of several rooms may import. All modules of a room: "*".
 TEST_DOORS = {
-    "": "celery clock delivery errors identity links message nservicebus provider_info replies",
+    "": "celery clock delivery errors identity links message nservicebus provider_info",
     "cli": "*",
     "decorators": "*",
     "hooks": "*",
     "notifications": "callback_run listener missed_run notifiers store_calls",
     "operators": "change custom_dispatch dispatch pause send spark spark_connections topology",
-    "rabbitmq": "bridge consumer levels publisher topology transport",
+    "rabbitmq": "bridge levels publisher topology transport",
     "sensors": "*",
     "sources": "*",
     "spark": "sink",

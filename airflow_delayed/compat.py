@@ -27,7 +27,6 @@ __all__ = [
     "CLEAR_DELETES_STATE",
     "KEEPS_STATE",
     "RENDERS_TRIGGERS",
-    "TRIGGERER_QUEUES",
     "AirflowException",
     "AirflowFailException",
     "AirflowSensorTimeout",
@@ -55,8 +54,6 @@ KEEPS_STATE = _VERSION >= (1, 3)
 RENDERS_TRIGGERS = _VERSION >= (1, 3)
 #: Whether a clear deletes what a task has kept, unless its user chooses otherwise; so it is from Airflow 3.4 on.
 CLEAR_DELETES_STATE = _VERSION >= (1, 4)
-#: Whether a trigger of an asset may name the triggerers that run it.
-TRIGGERER_QUEUES = _VERSION >= (1, 4)
 
 
 class NeedsAirflow(ValueError):

@@ -18,7 +18,6 @@ from airflow_delayed.errors import DelayedError, UnsupportedConnection, Unsuppor
 from airflow_delayed.identity import Origin
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.replies import ReplyQueue
 from airflow_delayed.reports import Finding as Finding
 from airflow_delayed.reports import SendReport as SendReport
 from airflow_delayed.reports import State as State
@@ -192,16 +191,6 @@ class Delivery(ABC):
         :raises DelayedError: the transport has none; or in the block, its queue cannot be made.
         """
         raise DelayedError(f"{type(self).__name__} makes no temporary queue, so nothing can be waited for")
-
-    def replies(self, queue: str) -> ReplyQueue:
-        """Return a queue in which tasks wait for replies.
-
-        :raises DelayedError: the transport has no such queue.
-        """
-        raise DelayedError(
-            f"a task cannot wait for replies through {type(self).__name__}; use a connection to RabbitMQ, or to a SQL"
-            " database with a queue table"
-        )
 
 
 #: The name by which transports of other packages know the interface.

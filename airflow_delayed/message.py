@@ -5,7 +5,6 @@ Promise: never early. Whatever is rounded here is rounded up.
 
 from __future__ import annotations
 
-import base64
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -379,14 +378,3 @@ def due_after(anchor: datetime | None, delay: timedelta, column: str = "delay") 
         return anchor + delay
     except OverflowError:
         raise InvalidMessage(column, f"{delay} from {anchor} ends after the year 9999") from None
-
-
-def body_fields(body: bytes) -> dict[str, str]:
-    """Return a body as JSON may hold it: ``body`` if it is text in UTF-8 without NUL, else ``body_base64``."""
-    try:
-        # not every database can hold a NUL in JSON
-        if b"\0" not in body:
-            return {"body": body.decode()}
-    except UnicodeDecodeError:
-        pass
-    return {"body_base64": base64.b64encode(body).decode()}

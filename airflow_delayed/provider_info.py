@@ -68,7 +68,6 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_delayed.sensors.due_time",
                     "airflow_delayed.sensors.fifo_cycle",
                     "airflow_delayed.sensors.messages_dispatched",
-                    "airflow_delayed.sensors.reply",
                 ],
             }
         ],
@@ -89,9 +88,6 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_delayed.triggers.due_time",
                     "airflow_delayed.triggers.fifo_cycle",
                     "airflow_delayed.triggers.messages_dispatched",
-                    "airflow_delayed.triggers.queue_table",
-                    "airflow_delayed.triggers.rabbitmq_message",
-                    "airflow_delayed.triggers.reply",
                     "airflow_delayed.triggers.store_dispatch",
                 ],
             }
@@ -101,19 +97,7 @@ def get_provider_info() -> dict[str, Any]:
             "airflow_delayed.notifications.notifiers.DelayedCancelNotifier",
             "airflow_delayed.notifications.missed_run.MissedRunNotifier",
         ],
-        # schemes of common.messaging's MessageQueueTrigger
-        "queues": [
-            "airflow_delayed.triggers.messaging.RabbitMQQueueProvider",
-            "airflow_delayed.triggers.messaging.SqlQueueProvider",
-        ],
         "plugins": [{"name": "delayed_deliveries", "plugin-class": "airflow_delayed.ui.plugin.DelayedPlugin"}],
-        "asset-uris": [
-            {
-                "schemes": ["delayed"],
-                "handler": "airflow_delayed.assets.sanitize_uri",
-                "factory": "airflow_delayed.assets.create_asset",
-            }
-        ],
         "extra-links": ["airflow_delayed.links.StoredMessagesLink", "airflow_delayed.links.DeliveriesLink"],
         "cli": ["airflow_delayed.cli.definition.get_delayed_commands"],
         "config": {

@@ -11,12 +11,12 @@ import logging
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import DAG, Asset, AssetWatcher, Param, task
+from airflow.sdk import DAG, BaseHook, Param, task
+from sqlalchemy import text
 
 from airflow_delayed.notifications.notifiers import DelayedCancelNotifier, DelayedNotifier
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
-from airflow_delayed.triggers.queue_table import QueueTableTrigger
 
 DB, QUEUE = "delayed_store", "escalations"
 # to see it sooner, make this shorter
@@ -42,28 +42,29 @@ with DAG(
 
     work()
 
-with DAG("escalation_dispatch", schedule="@continuous", catchup=False, max_active_runs=1, doc_md=__doc__, tags=TAGS):
+with DAG(
+    "escalation_desk",
+    schedule=timedelta(minutes=1),
+    catchup=False,
+    max_active_runs=1,
+    doc_md=__doc__,
+    tags=TAGS,
+):
     install = TopologyInstallOperator(task_id="install", conn_id=DB, destinations=[QUEUE], create_destinations=True)
-    # it waits in the triggerer, and puts each message into the queue table within a second or two after it is due
-    dispatch = StoreDispatchOperator(
-        task_id="dispatch", store_conn_id=DB, deliver_conn_ids=[DB], until=timedelta(hours=6), deferrable=True
-    )
-    install >> dispatch
-
-# The watcher makes a run of the desk within seconds, and deletes the rows of which it has stored an event. Who may see
-# assets can read their bodies there: here the DAG, the run, the task, the times and links, and no secret.
-rows = QueueTableTrigger(conn_id=DB, queue=QUEUE, body=True)
-red = Asset("escalations", watchers=[AssetWatcher(name="queue", trigger=rows)])
-
-with DAG("escalation_desk", schedule=[red], catchup=False, doc_md=__doc__, tags=TAGS):
+    # puts each message that is due into the queue table
+    dispatch = StoreDispatchOperator(task_id="dispatch", store_conn_id=DB, deliver_conn_ids=[DB])
 
     @task
-    def call(triggering_asset_events: Any = None) -> list[str]:
-        """Return all escalations of this run's events; your desk calls somebody here."""
-        messages = [message for event in triggering_asset_events[red] for message in event.extra["payload"]["messages"]]
-        bodies = [str(message["body"]) for message in messages]
-        for body in bodies:
-            logging.getLogger("airflow.task").error("STILL RED: %s", body)
+    def call() -> list[str]:
+        """Return all escalations of the queue table; your desk calls somebody here."""
+        with BaseHook.get_hook(DB).get_sqlalchemy_engine().begin() as desk:
+            rows = desk.execute(text("SELECT seq, body FROM escalations ORDER BY seq")).all()
+            bodies = [bytes(row.body).decode() for row in rows]
+            for body in bodies:
+                logging.getLogger("airflow.task").error("STILL RED: %s", body)
+            # last of all: if the task fails before, its next run calls once more
+            for row in rows:
+                desk.execute(text("DELETE FROM escalations WHERE seq = :seq"), {"seq": row.seq})
         return bodies
 
-    call()
+    install >> dispatch >> call()

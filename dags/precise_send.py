@@ -40,6 +40,6 @@ with DAG(
         retries=3,
         retry_delay=timedelta(seconds=5),
         # the asset event has the number of messages, their queue and their due time
-        outlets=[Asset(f"delayed://delayed_sqs/{QUEUE}")],
+        outlets=[Asset("precise_send")],
     )
     install >> send

@@ -41,7 +41,7 @@ SIDE_BAR = {
     "SQL store": ["docs/store/README", "docs/store/dispatchers", "docs/store/change-your-mind", "docs/store/*"],
     "Together with .NET": ["docs/dotnet"],
     "Spark": ["docs/spark/*"],
-    "Airflow": ["docs/airflow/sources", "docs/airflow/wait-and-retry", "docs/airflow/watch", "docs/airflow/*"],
+    "Airflow": ["docs/airflow/sources", "docs/airflow/wait-and-retry", "docs/airflow/*"],
     "Operations": ["docs/operations/troubleshooting", "docs/operations/production", "docs/operations/**"],
     "Deploy": ["docs/deploy/*"],
     "Security": ["docs/security", "docs/security/*", "SECURITY"],

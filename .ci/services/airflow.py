@@ -134,7 +134,7 @@ class Airflow:
         return any(dag["dag_id"] == dag_id for dag in self.call("GET", "/dags")["dags"])
 
     def unpause(self, dag_id: str) -> None:
-        """Unpause a DAG, and have its file read again at once: Airflow looks for watchers only then."""
+        """Unpause a DAG, and have its file read again at once."""
         self.call("PATCH", f"/dags/{dag_id}", is_paused=False)
         token = self.call("GET", f"/dags/{dag_id}/details")["file_token"]
         self.call("PUT", f"/parseDagFile/{token}")

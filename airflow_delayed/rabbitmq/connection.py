@@ -298,8 +298,8 @@ class _Extras:
 
 Host = TypeVar("Host", bound="Parameters")
 
-#: For each list of hosts the index of the host to try first: the one after the host that failed last. Hooks, sends and
-#: watchers with the same hosts share it, so a frozen host costs its timeout once, and not once a call.
+#: For each list of hosts the index of the host to try first: the one after the host that failed last. Hooks and sends
+#: with the same hosts share it, so a frozen host costs its timeout once, and not once a call.
 _first: dict[tuple[str, ...], int] = {}
 
 
@@ -571,7 +571,7 @@ def _wanted(_: logging.LogRecord) -> bool:
 
 
 class AsyncConnection:
-    """A connection in an asyncio loop, of a consumer or a relay: opened once, it ends once, with the reason.
+    """A connection in an asyncio loop, of a relay: opened once, it ends once, with the reason.
 
     It logs in at a host, and ends with the connection. It never waits.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -33,12 +32,10 @@ if TYPE_CHECKING:
 
     from airflow_delayed.rabbitmq.admin import TopologyAdmin
     from airflow_delayed.rabbitmq.bridge import Bridge
-    from airflow_delayed.rabbitmq.consumer import Consumer
     from airflow_delayed.rabbitmq.drain import MoveReport
     from airflow_delayed.rabbitmq.management import Facts, Management
     from airflow_delayed.rabbitmq.move import MigrationEndpoint
     from airflow_delayed.rabbitmq.publisher import Publisher
-    from airflow_delayed.rabbitmq.reply_queues import RabbitMQReplyQueue
     from airflow_delayed.rabbitmq.waiting import Waiting
 
 #: Seconds that the broker keeps a temporary queue without a consumer, beyond the time for which it is wanted.
@@ -254,20 +251,6 @@ class RabbitMQTransport(Delivery):
             if kept is not None:
                 kept.close()
 
-    def consumer(self, queue: str, *, prefetch: int) -> Consumer:
-        """Return a consumer of a queue, for an asyncio loop.
-
-        :param prefetch: how many messages may be unsettled at most.
-        """
-        require_client()
-        from airflow_delayed.rabbitmq.consumer import Consumer
-
-        async def hosts() -> Sequence[ConnectionParameters]:
-            # in a thread: it asks Airflow for the connection, and reads certificate files
-            return await asyncio.to_thread(self._hosts)
-
-        return Consumer(self.conn_id, queue, hosts, prefetch=prefetch)
-
     @contextmanager
     def temporary_queue(self, name: str, seconds: float) -> Iterator[TemporaryQueue]:
         """Return a block with a queue of its own, which is bound as a destination is.
@@ -296,13 +279,6 @@ class RabbitMQTransport(Delivery):
                 # without the connection the broker deletes the queue by itself
                 with suppress(AMQPError):
                     queue.end()
-
-    def replies(self, queue: str) -> RabbitMQReplyQueue:
-        """Return a queue in which tasks wait for replies."""
-        require_client()
-        from airflow_delayed.rabbitmq.reply_queues import RabbitMQReplyQueue
-
-        return RabbitMQReplyQueue(self.conn_id, queue, self._hosts)
 
     def bridge(self, exchange: str, target: str, *, secrets: Sequence[str], type: str = "topic") -> Bridge:
         """Return a bridge for services that go on publishing with the header ``x-delay``, without the plugin.

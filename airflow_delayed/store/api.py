@@ -89,8 +89,6 @@ from airflow_delayed.store.overview import MAX_MATCHES, FailureGroup, SearchMatc
 from airflow_delayed.store.pauses import SPREAD, OnUnpause, Pause, PauseArgs, PauseReport, UnpauseReport
 from airflow_delayed.store.policy import OnConflict, check_on_conflict
 from airflow_delayed.store.queries import DeliveredMessage, Page
-from airflow_delayed.store.queue_receiver import temporary_queue_table
-from airflow_delayed.store.queue_replies import QueueTableReplies
 from airflow_delayed.store.records import (
     Content,
     Remembered,
@@ -104,6 +102,7 @@ from airflow_delayed.store.records import (
 from airflow_delayed.store.remembered_ids import DISPATCHED
 from airflow_delayed.store.schema import TABLE, store_tables
 from airflow_delayed.store.script import install_script as install_script
+from airflow_delayed.store.temporary_queue import temporary_queue_table
 from airflow_delayed.store.version import (
     check_environment,
     check_ready,
@@ -1125,10 +1124,6 @@ class Store(DelayStore):
         """Return a block with a queue table of its own in this database."""
         check_queue_name(name)
         return temporary_queue_table(self.conn_id, self.engine, self.schema, name)
-
-    def replies(self, queue: str) -> QueueTableReplies:
-        """Return a queue table of this database in which tasks wait for replies."""
-        return QueueTableReplies(self.conn_id, self.engine, queue, schema=self.schema)
 
     def dataset(self, destination: str) -> Dataset:
         """Return OpenLineage's name of a queue table of this database; of several hosts it names the first."""

@@ -1,4 +1,4 @@
-"""Waking what waits for rows: a dispatcher until the next message, or the receiver of a queue table until the next row.
+"""Waking a dispatcher that waits until the next message.
 
 PostgreSQL notifies it (:class:`Listener`); on the other databases it polls every second (:class:`Poller`).
 """
@@ -31,7 +31,7 @@ _FRONT = 100
 
 
 def channel(connection: Connection, table: Table) -> str:
-    """Return the name of the channel to LISTEN on for a store's table or a queue table, of 40 bytes.
+    """Return the name of the channel to LISTEN on for a store's table, of 40 bytes.
 
     A table without a schema is in the connection's own, so that it has one channel with or without the schema's name.
     """
@@ -59,15 +59,6 @@ def announce(connection: Connection, table: Table, earliest: datetime, deliver_c
     ours = or_(*(front.c.DeliverConnId.is_not_distinct_from(name) for name in dict.fromkeys(deliver_conn_ids)))
     awake = exists().where(ours, or_(front.c.NextTry.is_(None), front.c.NextTry < moment))
     connection.execute(select(func.pg_notify(channel(connection, table), str(microseconds(earliest)))).where(~awake))
-
-
-def announce_rows(connection: Connection, table: Table) -> None:
-    """Notify the receivers of a queue table, within the transaction, that rows were inserted.
-
-    On any other database than PostgreSQL it does nothing.
-    """
-    if dialect_of(connection).notifies:
-        connection.execute(select(func.pg_notify(channel(connection, table), "")))
 
 
 #: The longest wait for a notification, in seconds; then the store is polled and the connection tested. So a silent

@@ -257,8 +257,7 @@ class Delayed:
     its end. A test needs no defined connection; if an environment variable ``AIRFLOW_CONN_...`` defines it, the limits
     of the transport of its type are checked.
 
-    It does not replace a broker or a database in the hooks' other methods, FifoCycleSensor, ReplySensor,
-    RabbitMQMessageTrigger and QueueTableTrigger.
+    It does not replace a broker or a database in the hooks' other methods, nor in FifoCycleSensor.
 
     :param patch: undone when the test is over.
     """

@@ -266,7 +266,7 @@ def test_a_mapped_send_waits_until_its_lead(database, run_dag, monkeypatch, defe
 
 
 def test_outlets_tell_what_was_sent_and_no_body(database, run_dag):
-    sent = Asset(name="reminders", uri="delayed://reminders_db/mail")
+    sent = Asset("reminders")
     with DAG("outlets", schedule=None) as dag:
         due = [
             {"value": "secret", "delay_seconds": 60 * number, "destination": name} for number, name in enumerate("aab")

@@ -20,9 +20,7 @@ from airflow_delayed.operators.change import DelayedCancelOperator
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
-from airflow_delayed.replies import Reply
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
-from airflow_delayed.sensors.reply import ReplySensor
 
 HOUR = timedelta(hours=1)
 
@@ -347,16 +345,6 @@ def test_what_it_does_not_play_says_so(delayed):
         RabbitMQDelayHook("rabbit").waiting()
     with pytest.raises(NotImplementedError, match="'sqs'"):
         delayed.run(FifoCycleSensor(task_id="cycle", conn_id="sqs", destination="mail"))
-    wait = ReplySensor(
-        task_id="wait",
-        conn_id=delayed.connection("asked", "rabbitmq"),
-        reply_to="results",
-        message_id="m",
-        on_reply=lambda reply: reply.body,
-    )
-    with pytest.raises(NotImplementedError, match="'asked'"):
-        delayed.run(wait)
-    assert wait.on_reply(Reply(message_id="r", answers="m", body=b"yes", headers={})) == b"yes"
 
 
 def test_a_store_with_a_schema_and_a_table_of_its_own(delayed):

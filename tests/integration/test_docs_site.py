@@ -217,8 +217,8 @@ def public_classes() -> list[type]:
         and issubclass(found, bases)
         and found.__module__ == module.__name__
         and not inspect.isabstract(found)
-        # bases of several
-        and found.__name__ not in ("ThreadTrigger", "MessageStreamTrigger")
+        # the base of several
+        and found.__name__ != "ThreadTrigger"
     ]
 
 

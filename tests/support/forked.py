@@ -25,8 +25,6 @@ _CONTEXT.set_forkserver_preload(
         "support.bridging",
         "support.dispatching",
         "support.pausing",
-        "support.replying",
-        "support.row_watching",
         "support.staying",
         "support.serving",
         "support.sqs_processes",

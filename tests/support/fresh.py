@@ -68,8 +68,8 @@ def questions(neighbour: str) -> dict[str, Callable[[], object]]:
         "deferrable by default": _deferrable,
         "beside a neighbour that comes last": lambda: _beside(neighbour, first=False),
         "beside a neighbour that comes first": lambda: _beside(neighbour, first=True),
-        "forms and schemes with us": lambda: _forms_and_schemes(neighbour, ours=True),
-        "forms and schemes without us": lambda: _forms_and_schemes(neighbour, ours=False),
+        "forms with us": lambda: _forms(neighbour, ours=True),
+        "forms without us": lambda: _forms(neighbour, ours=False),
     }
 
 
@@ -132,23 +132,18 @@ def _beside(neighbour: str, *, first: bool) -> object:
     }
 
 
-def _forms_and_schemes(neighbour: str, *, ours: bool) -> object:
-    """Return the connection forms and message queue schemes of all providers, with ours or without."""
+def _forms(neighbour: str, *, ours: bool) -> object:
+    """Return the connection forms of all providers, with ours or without."""
     manager = _with_the(neighbour, first=False)
     manager.initialize_providers_list()
     if not ours:
         del manager._provider_dict["airflow-provider-delayed"]
     widgets = sorted(manager.connection_form_widgets)
-    forms = {
+    return {
         form.connection_type: [form.hook_class_name, form.hook_name, form.field_behaviour]
         + [name for name in widgets if name.startswith(f"extra__{form.connection_type}__")]
         for form in manager.iter_connection_type_hook_ui_metadata()
     }
-    # it asks the same manager when it is imported
-    from airflow.providers.common.messaging.triggers.msg_queue import MESSAGE_QUEUE_PROVIDERS
-
-    schemes = sorted((one.scheme, type(one).__module__) for one in MESSAGE_QUEUE_PROVIDERS)
-    return {"forms": forms, "schemes": schemes}
 
 
 def _with_the(neighbour: str, *, first: bool) -> Any:

@@ -61,6 +61,6 @@ def _rows(database: str, fernet: Fernet) -> Iterator[tuple[str, bytes]]:
                 yield f"{table}.{column}", raw
                 with suppress(zlib.error):
                     yield f"{table}.{column}, unpacked", zlib.decompress(raw)
-                # a watcher's arguments are encrypted, those of a task's trigger are not
+                # encryption would hide them
                 if (table, column) == ("trigger", "kwargs") and not raw.startswith(b"{"):
                     yield f"{table}.{column}, decrypted", fernet.decrypt(raw)

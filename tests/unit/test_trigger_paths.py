@@ -10,17 +10,11 @@ from airflow.triggers.base import BaseTrigger
 from airflow_delayed.message import utcnow
 from airflow_delayed.triggers.due_time import DueTimeTrigger
 from airflow_delayed.triggers.fifo_cycle import FifoCycleTrigger
-from airflow_delayed.triggers.queue_table import QueueTableTrigger
-from airflow_delayed.triggers.rabbitmq_message import RabbitMQMessageTrigger
-from airflow_delayed.triggers.reply import ReplyTrigger
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 
 TRIGGERS: dict[type[BaseTrigger], dict[str, Any]] = {
     DueTimeTrigger: {"moment": utcnow()},
     FifoCycleTrigger: {"conn_id": "c", "destinations": ["q"]},
-    QueueTableTrigger: {"conn_id": "c", "queue": "q"},
-    RabbitMQMessageTrigger: {"conn_id": "c", "queue": "q"},
-    ReplyTrigger: {"conn_id": "c", "queue": "q", "message_id": "m", "until": utcnow()},
     StoreDispatchTrigger: {"store_conn_id": "c", "deliver_conn_ids": ["d"]},
 }
 

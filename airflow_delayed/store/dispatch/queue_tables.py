@@ -6,9 +6,8 @@ always the message's id. The row's Id is a UUID: the message's id if that is a U
 dashes), otherwise a UUID made from it, so that the same message is the same row. Expires is empty: a message that has
 expired is not delivered.
 
-A row is inserted in the transaction that removes the message from the store, so it is there exactly once. On
-PostgreSQL the same transaction notifies those that wait for rows of the table. A row that its table refuses is found by
-inserting ever smaller parts of its group, so that the rows beside it are delivered.
+A row is inserted in the transaction that removes the message from the store, so it is there exactly once. A row that
+its table refuses is found by inserting ever smaller parts of its group, so that the rows beside it are delivered.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.attempt import Failure
 from airflow_delayed.store.engine import first_line, impatient, is_locked, refuses_row, retried
-from airflow_delayed.store.notify import announce_rows
 from airflow_delayed.store.records import check_queue_name
 from airflow_delayed.store.schema import queue_table
 from airflow_delayed.store.setup import compare
@@ -228,7 +226,6 @@ def _insert_new(connection: Connection, table: Table, messages: Sequence[Delayed
             failures[message.message_id] = Failure(reason, final=True)
     if new:
         connection.execute(insert(table), new)
-        announce_rows(connection, table)
     return failures
 
 

@@ -1,20 +1,17 @@
-"""dags/escalation.py: what stays red reaches the desk through a watched queue table, what is green again does not."""
+"""dags/escalation.py: what stays red reaches the desk through a queue table, what is green again does not."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG
 from support.examples import dags_of, result
-from support.watching import eventually, triggerer
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
@@ -25,10 +22,7 @@ HALF_AN_HOUR = timedelta(minutes=30)
 @pytest.fixture
 def dags(here: Path, tmp_path: Path, connect, monkeypatch) -> dict[str, DAG]:
     connect("delayed_store", conn_type="sqlite", host=str(tmp_path / "store.db"))
-    found = dags_of(here / "dags/escalation.py", monkeypatch)
-    # stays for hours
-    found["escalation_dispatch"].get_task("dispatch").until = None
-    return found
+    return dags_of(here / "dags/escalation.py", monkeypatch)
 
 
 @pytest.fixture
@@ -37,46 +31,27 @@ def store(dags: dict[str, DAG]) -> Iterator[DelayedStoreHook]:
         yield made
 
 
-def called(desk: DAG) -> list[str]:
-    """Watch the queue table as the triggerer does until a message comes, and return what the desk makes of it."""
-    (red,) = desk.schedule
-    (watcher,) = red.watchers
-
-    async def watch() -> list[dict[str, Any]]:
-        async with triggerer(watcher.trigger) as one:
-            await eventually(lambda: one.received and not one.unstored)
-            # the acknowledgement is on its way
-            await asyncio.sleep(0.2)
-            return [message for _, message in one.received]
-
-    event = SimpleNamespace(extra={"payload": {"queue": "escalations", "messages": asyncio.run(watch())}})
-    bodies: list[str] = desk.get_task("call").python_callable(triggering_asset_events={red: [event]})
-    return bodies
-
-
 def test_what_stays_red_is_called(dags: dict[str, DAG], store: DelayedStoreHook, run_dag, caplog) -> None:
-    def dispatched() -> int:
-        return int(result(run_dag(dags["escalation_dispatch"]), "dispatch")["dispatched"])
+    def called() -> list[str]:
+        bodies: list[str] = result(run_dag(dags["escalation_desk"]), "call")
+        return bodies
 
-    assert dispatched() == 0
+    assert called() == []
     red = run_dag(dags["escalation"])
-    assert (red.state, dispatched()) == ("failed", 0)
+    assert (red.state, called()) == ("failed", [])
     (one,) = store.list()
     assert red.end_date <= one.due_at - HALF_AN_HOUR <= utcnow()
     store.reschedule([one.message_id], delay=0)
-    assert dispatched() == 1
-    (body,) = called(dags["escalation_desk"])
+    (body,) = called()
     assert (json.loads(body)["dag_id"], json.loads(body)["run_id"]) == ("escalation", red.run_id)
     assert "STILL RED" in caplog.text
-    # its event is stored
-    with store.engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM escalations").scalar_one() == 0
+    assert called() == []
 
 
 def test_a_success_of_the_same_run_takes_its_message_back_and_no_other(
     dags: dict[str, DAG], store: DelayedStoreHook, run_dag
 ) -> None:
-    run_dag(dags["escalation_dispatch"])
+    run_dag(dags["escalation_desk"])
     first, second = (datetime(2026, 1, day, tzinfo=timezone.utc) for day in (1, 2))
 
     def run(moment: datetime, **arguments: Any) -> Any:

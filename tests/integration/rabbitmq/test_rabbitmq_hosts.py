@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 import re
@@ -22,7 +21,6 @@ from airflow_delayed.delivery import delivery_for
 from airflow_delayed.errors import SendFailed, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.rabbitmq.consumer import Consumer
 from airflow_delayed.rabbitmq.publisher import Publisher
 
 Connect = Callable[..., str]
@@ -125,28 +123,6 @@ def test_a_frozen_host_is_waited_for_once_in_a_process(
         assert RabbitMQDelayHook(conn_id).waiting().messages == 0
     assert frozen.taken == {frozen.port: 1}
     assert account(vhost, batch) == {"arrived": 10, "twice": 0, "lost": 0, "early": 0}
-
-
-def test_a_watcher_does_not_begin_at_a_host_that_was_frozen(
-    hook: RabbitMQDelayHook, vhost: VirtualHost, connect: Connect
-) -> None:
-    fields = vhost.connection
-
-    async def first(watcher: Consumer) -> object:
-        try:
-            async for batch in watcher.batches():
-                return batch[0].properties.message_id
-        finally:
-            await watcher.close()
-        return None
-
-    with ExitStack() as stack:
-        frozen = FrozenHost(stack)
-        host = f"127.0.0.1:{frozen.port},{fields['host']}:{fields['port']}"
-        cluster = RabbitMQDelayHook(connect("cluster", **{**fields, "host": host}))
-        cluster.send(messages("orders", [0]))
-        assert asyncio.run(first(cluster.consumer("orders", prefetch=1))) == "m0"
-    assert frozen.taken == {frozen.port: 1}
 
 
 def test_when_no_host_answers_each_is_named_with_its_cause(vhost: VirtualHost, connect: Connect) -> None:

@@ -17,7 +17,6 @@ from airflow_delayed.rabbitmq.levels import BITS
 from airflow_delayed.rabbitmq.properties import MessagePropertiesWriter, ReceivedProperties
 from airflow_delayed.rabbitmq.topology import NSERVICEBUS, topology_of
 from airflow_delayed.rabbitmq.waiting import read, read_waited
-from airflow_delayed.replies import CORRELATION_ID, RELATED_TO, answered
 
 RECORDED = json.loads(Path(__file__).with_name("nservicebus_rabbitmq.json").read_text())
 UTC = timezone.utc
@@ -81,20 +80,6 @@ def test_each_message_that_waited_is_due(sent: dict[str, Any]) -> None:
     now = datetime(2026, 11, 22, 7, 18, tzinfo=UTC)
     found = read_waited(_received(sent, []), sent["routing_key"], now=now)
     assert (found.destination, found.due_at, found.problem) == ("airflow.results", now, None)
-
-
-@pytest.mark.parametrize("routing", ["conventional", "direct"])
-def test_each_reply_names_the_message_of_ours_that_it_answers(routing: str) -> None:
-    ours = {f"ours-{routing}-{number}" for number in range(6)}
-    of_routing = [sent for sent in RECORDED["sent"] if sent["routing"] == routing]
-    received = {sent["text"]: _received(sent, []) for sent in of_routing}
-    found = {text: answered(one.headers or {}, one.correlation_id, ours) for text, one in received.items()}
-    assert {text: answer for text, answer in found.items() if answer} == {"reply ours 5": f"ours-{routing}-3"}
-    # each of the three says it
-    reply = received["reply ours 5"]
-    assert answered({}, reply.correlation_id, ours) == f"ours-{routing}-3"
-    for name in (RELATED_TO, CORRELATION_ID):
-        assert answered({name: (reply.headers or {})[name]}, None, ours) == f"ours-{routing}-3"
 
 
 @pytest.mark.parametrize("sent", DELAYED, ids=ids)
