@@ -547,11 +547,12 @@ class Store(DelayStore):
             the criteria: messages that have left the store have none.
         """
         wanted = self._filter_of_all("counts", filters)
-        with self._ready():
+        with self._ready(), dialect_of(self.engine).snapshot(self.engine) as connection:
             return counts.count(
-                self.engine,
+                connection,
                 self.tables,
                 wanted,
+                database_time(connection),
                 overdue=overdue,
                 hours=hours,
                 minutes=minutes,
@@ -655,8 +656,24 @@ class Store(DelayStore):
 
         :raises TopologyError: a table is missing.
         """
-        with self._ready():
-            return condition(self.engine, self.tables, self.conn_id, self.host_environment())
+        with self._ready(), dialect_of(self.engine).read_only(self.engine) as connection:
+            return condition(connection, self.tables, self.conn_id, self.host_environment())
+
+    def figures(self, *, hours: int, minutes: int) -> tuple[StoreCounts, StoreCondition]:
+        """Return :meth:`counts` and :meth:`condition` of one moment, so that their numbers agree."""
+        with self._ready(), dialect_of(self.engine).snapshot(self.engine) as connection:
+            found = condition(connection, self.tables, self.conn_id, self.host_environment())
+            counted = counts.count(
+                connection,
+                self.tables,
+                MessageFilter(),
+                found.at,
+                overdue=LATE_AFTER,
+                hours=hours,
+                minutes=minutes,
+                by_destination=False,
+            )
+        return counted, found
 
     def last_seen(self) -> datetime | None:
         """Return when a dispatcher was last at work for ``deliver_conn_id``; None: not within about a day."""
@@ -665,8 +682,8 @@ class Store(DelayStore):
 
     def dispatchers(self) -> Sequence[DispatcherSeen]:
         """Return the runs of dispatchers of the last day, up to a thousand, the one seen last first."""
-        with self._ready():
-            return counts.dispatchers(self.engine, self.tables)
+        with self._ready(), dialect_of(self.engine).read_only(self.engine) as connection:
+            return counts.dispatchers(connection, self.tables)
 
     def lookaheads(self, *, at_end: bool = True) -> Mapping[str, timedelta]:
         """Return by connection how long before its due time a dispatcher takes a message, so that it stays no longer.

@@ -268,17 +268,17 @@ _LEFT_AS = {
 
 
 def count(
-    engine: Engine,
+    connection: Connection,
     tables: Tables,
     wanted: MessageFilter,
+    now: datetime,
     *,
     overdue: timedelta,
     hours: int,
+    minutes: int,
     by_destination: bool,
-    minutes: int = 0,
-    database_time: DatabaseTime = database_time,
 ) -> StoreCounts:
-    """Count, at one moment.
+    """Count, in a snapshot.
 
     :raises ValueError: ``hours`` is negative or over 744, ``minutes`` negative or over 1440, or ``overdue`` negative.
     """
@@ -290,39 +290,37 @@ def count(
         raise ValueError(f"overdue={overdue} is negative")
     table, failed = tables.messages, tables.failed
     matching, matching_failed = wanted.stable_conditions(tables, table), wanted.stable_conditions(tables, failed)
-    with dialect_of(engine).snapshot(engine) as connection:
-        now = database_time(connection)
-        soon = table.c.Time <= now + FARTHEST_LOOKAHEAD
-        # no message expires before it is due, so a message that is not due yet either waits or is tried again
-        tried = or_(table.c.Time <= now, and_(soon, retries_later(table, now)))
-        free = not_held(tables, holds_of(pauses.read(connection, tables), now))
-        late = and_(table.c.Time <= now - overdue, *free)
-        near = _sums(connection, table, [tried, *matching], now=now, late=late, free=free, select_from=table)
-        leased = _sums(
-            connection, table, [soon, *matching], now=now, late=late, free=free, select_from=_leased(tables, now)
-        )
-        # a message in flight is in no other state
-        due, retrying, expired = (near[name] - leased[name] for name in ("due", "retrying", "expired"))
-        total = count_rows(connection, table, *matching)
-        over = select(failed.c.Reason, func.count()).where(*matching_failed).group_by(failed.c.Reason)
-        reasons = {str(reason): int(many) for reason, many in connection.execute(over)}
-        soonest = select(func.min(table.c.Time)).where(table.c.Time > now, *matching)
-        return StoreCounts(
-            at=now,
-            waiting=total - leased["all"] - due - retrying - expired,
-            due=due,
-            overdue=near["overdue"],
-            in_flight=leased["all"],
-            retrying=retrying,
-            failed=reasons.get(MessageState.FAILED.value, 0),
-            expired=expired + reasons.get(MessageState.EXPIRED.value, 0),
-            remembered=_remembered(connection, tables, wanted, leased["all"]),
-            next_due=connection.execute(soonest).scalar_one(),
-            oldest_due=near["oldest"],
-            by_hour=_bars(connection, table, matching, now, "hour", hours),
-            by_minute=_bars(connection, table, matching, now, "minute", minutes),
-            by_destination=_by_destination(connection, tables, wanted) if by_destination else {},
-        )
+    soon = table.c.Time <= now + FARTHEST_LOOKAHEAD
+    # no message expires before it is due, so a message that is not due yet either waits or is tried again
+    tried = or_(table.c.Time <= now, and_(soon, retries_later(table, now)))
+    free = not_held(tables, holds_of(pauses.read(connection, tables), now))
+    late = and_(table.c.Time <= now - overdue, *free)
+    near = _sums(connection, table, [tried, *matching], now=now, late=late, free=free, select_from=table)
+    leased = _sums(
+        connection, table, [soon, *matching], now=now, late=late, free=free, select_from=_leased(tables, now)
+    )
+    # a message in flight is in no other state
+    due, retrying, expired = (near[name] - leased[name] for name in ("due", "retrying", "expired"))
+    total = count_rows(connection, table, *matching)
+    over = select(failed.c.Reason, func.count()).where(*matching_failed).group_by(failed.c.Reason)
+    reasons = {str(reason): int(many) for reason, many in connection.execute(over)}
+    soonest = select(func.min(table.c.Time)).where(table.c.Time > now, *matching)
+    return StoreCounts(
+        at=now,
+        waiting=total - leased["all"] - due - retrying - expired,
+        due=due,
+        overdue=near["overdue"],
+        in_flight=leased["all"],
+        retrying=retrying,
+        failed=reasons.get(MessageState.FAILED.value, 0),
+        expired=expired + reasons.get(MessageState.EXPIRED.value, 0),
+        remembered=_remembered(connection, tables, wanted, leased["all"]),
+        next_due=connection.execute(soonest).scalar_one(),
+        oldest_due=near["oldest"],
+        by_hour=_bars(connection, table, matching, now, "hour", hours),
+        by_minute=_bars(connection, table, matching, now, "minute", minutes),
+        by_destination=_by_destination(connection, tables, wanted) if by_destination else {},
+    )
 
 
 def _leased(tables: Tables, now: datetime) -> FromClause:
@@ -449,32 +447,31 @@ class DispatcherSeen:
         return "; ".join(map(str, self.troubles)) or None
 
 
-def dispatchers(engine: Engine, tables: Tables) -> list[DispatcherSeen]:
+def dispatchers(connection: Connection, tables: Tables) -> list[DispatcherSeen]:
     """Return the running dispatchers and those of the last day, up to a thousand runs; the one seen last is first."""
     table = tables.dispatchers
-    with dialect_of(engine).read_only(engine) as connection:
-        columns = [column for column in table.columns if column not in {table.c.ConnIds, table.c.Troubles}]
-        now = database_time(connection)
-        # no dispatcher writes a time to come, which would be the last sign of life for as long
-        texts = names_column(connection, tables).label("names"), troubles_column(connection, tables).label("troubles")
-        statement = select(*columns, *texts).where(table.c.SeenAt < now + DISPATCHER_SILENT)
-        statement = statement.order_by(table.c.SeenAt.desc(), table.c.Id).limit(MOST_RUNS)
-        rows = connection.execute(statement).all()
-        rates = per_minute(connection, tables, [row.Id for row in rows if not row.EndedAt], now)
-        return [
-            DispatcherSeen(
-                dispatcher=row.Id,
-                conn_ids=connection_names(row.names),
-                started_at=row.StartedAt,
-                seen_at=row.SeenAt,
-                ended_at=row.EndedAt,
-                at_work=row.EndedAt is None and now - row.SeenAt <= DISPATCHER_SILENT,
-                worked_at=row.WorkedAt,
-                troubles=troubles_in(row.troubles),
-                host=row.Host,
-                dag_id=row.DagId,
-                per_minute=rates.get(row.Id),
-                max_rate=row.MaxRate,
-            )
-            for row in rows
-        ]
+    columns = [column for column in table.columns if column not in {table.c.ConnIds, table.c.Troubles}]
+    now = database_time(connection)
+    # no dispatcher writes a time to come, which would be the last sign of life for as long
+    texts = names_column(connection, tables).label("names"), troubles_column(connection, tables).label("troubles")
+    statement = select(*columns, *texts).where(table.c.SeenAt < now + DISPATCHER_SILENT)
+    statement = statement.order_by(table.c.SeenAt.desc(), table.c.Id).limit(MOST_RUNS)
+    rows = connection.execute(statement).all()
+    rates = per_minute(connection, tables, [row.Id for row in rows if not row.EndedAt], now)
+    return [
+        DispatcherSeen(
+            dispatcher=row.Id,
+            conn_ids=connection_names(row.names),
+            started_at=row.StartedAt,
+            seen_at=row.SeenAt,
+            ended_at=row.EndedAt,
+            at_work=row.EndedAt is None and now - row.SeenAt <= DISPATCHER_SILENT,
+            worked_at=row.WorkedAt,
+            troubles=troubles_in(row.troubles),
+            host=row.Host,
+            dag_id=row.DagId,
+            per_minute=rates.get(row.Id),
+            max_rate=row.MaxRate,
+        )
+        for row in rows
+    ]

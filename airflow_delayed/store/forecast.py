@@ -147,9 +147,8 @@ def forecasts(engine: Engine, tables: Tables, conn_id: str, until: datetime | No
     :param conn_id: the store's name, which stands for its queue tables.
     :param until: look at what falls due until then, at most 31 days ahead; None: within a day.
     """
-    seen = dispatchers(engine, tables)
     with dialect_of(engine).read_only(engine) as connection:
-        now = database_time(connection)
+        seen, now = dispatchers(connection, tables), database_time(connection)
         ahead = lookaheads(connection, tables, at_end=False)
         measured = _measured(connection, tables)
         due = _due(connection, tables, now + _AHEAD if until is None else min(until, now + FARTHEST))

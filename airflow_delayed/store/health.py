@@ -9,7 +9,7 @@ from itertools import pairwise
 from shlex import quote
 
 from sqlalchemy import Connection as SqlConnection
-from sqlalchemy import Engine, and_, case, func, select
+from sqlalchemy import and_, case, func, select
 
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.diagnosis import clock_difference
@@ -18,7 +18,7 @@ from airflow_delayed.identity import MISSED_RUN
 from airflow_delayed.message import utcnow
 from airflow_delayed.store import pauses, rates
 from airflow_delayed.store.counts import DispatcherSeen, dispatchers
-from airflow_delayed.store.dialects import database_time, dialect_of
+from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.dispatch.report import Trouble, TroubleKind
 from airflow_delayed.store.lateness import (
     LATE_AFTER,
@@ -31,7 +31,6 @@ from airflow_delayed.store.lateness import (
 from airflow_delayed.store.network import ADVICE
 from airflow_delayed.store.pauses import Pause
 from airflow_delayed.store.policy import LEASE
-from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.records import UNREADABLE_HEADERS
 from airflow_delayed.store.schema import Tables
@@ -65,35 +64,31 @@ class StoreCondition:
     next_due: Mapping[str, datetime]
     #: Each has a finding, in this order.
     pauses: Sequence[Pause]
+    #: Of the last day, the one seen last first.
+    dispatchers: Sequence[DispatcherSeen]
 
 
 def condition(
-    engine: Engine,
-    tables: Tables,
-    conn_id: str,
-    environment: str | None = None,
-    *,
-    database_time: DatabaseTime = database_time,
+    connection: SqlConnection, tables: Tables, conn_id: str, environment: str | None = None
 ) -> StoreCondition:
     """Return what keeps messages of the store from being dispatched in time, and how late they are.
 
     :param conn_id: the store's name, which stands for its queue tables.
     :param environment: the name of this host's environment.
     """
-    with dialect_of(engine).read_only(engine) as connection:
-        asked, now, answered = utcnow(), database_time(connection), utcnow()
-        paused = [one for one in pauses.read(connection, tables) if not one.is_over(now)]
-        late = overdue(connection, tables, now, pauses.holds_of(paused, now))
-        limits = [one for one in rates.read(connection, tables) if one.is_in_use(now)]
-        waiting = _waiting(connection, tables, now)
-        failed = _failed(connection, tables)
-        recorded = (
-            environment_difference(connection, tables, conn_id, environment),
-            version_difference(connection, tables, conn_id),
-        )
-        watched = _missed_runs(connection, tables)
-        late_by_destination = lateness(connection, tables, conn_id, late, now)
-    seen = dispatchers(engine, tables)
+    asked, now, answered = utcnow(), database_time(connection), utcnow()
+    paused = [one for one in pauses.read(connection, tables) if not one.is_over(now)]
+    late = overdue(connection, tables, now, pauses.holds_of(paused, now))
+    limits = [one for one in rates.read(connection, tables) if one.is_in_use(now)]
+    waiting = _waiting(connection, tables, now)
+    failed = _failed(connection, tables)
+    recorded = (
+        environment_difference(connection, tables, conn_id, environment),
+        version_difference(connection, tables, conn_id),
+    )
+    watched = _missed_runs(connection, tables)
+    late_by_destination = lateness(connection, tables, conn_id, late, now)
+    seen = dispatchers(connection, tables)
     findings = [
         *judge(conn_id, late, seen, now, limits),
         *pauses.findings(conn_id, paused, now),
@@ -107,7 +102,14 @@ def condition(
     if not any(one.at_work for one in seen):
         findings = _of_environment(findings)
     next_due = {name or conn_id: due for name, due in waiting.items()}
-    return StoreCondition(at=now, findings=findings, lateness=late_by_destination, next_due=next_due, pauses=paused)
+    return StoreCondition(
+        at=now,
+        findings=findings,
+        lateness=late_by_destination,
+        next_due=next_due,
+        pauses=paused,
+        dispatchers=seen,
+    )
 
 
 def _waiting(connection: SqlConnection, tables: Tables, now: datetime) -> dict[str | None, datetime]:

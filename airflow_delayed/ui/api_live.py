@@ -51,6 +51,7 @@ from airflow_delayed.ui.models import (
     LeftName,
     ListQuery,
     MessagePage,
+    StateName,
     StoreSummary,
 )
 from airflow_delayed.ui.security import PageConnection
@@ -63,6 +64,8 @@ Figures = StoreSummary | api_brokers.RabbitMQSummary | api_brokers.SqsSummary
 PATIENCE = 2.0
 #: Matching messages are counted up to this number.
 MAX_MATCHING = 10_000
+#: The states of what is in a store, with the names of their numbers.
+_IN_STORE = {name: name.replace(" ", "_") for name in get_args(StateName)}
 
 
 class LiveQuery(ListQuery):
@@ -117,6 +120,9 @@ async def live(query: Annotated[LiveQuery, Query()], pool: HookPoolDep, user: se
     answers = await figures
     health = await verdict.verdict(seen, [answer for answer, _ in answers], pool, user)
     page, matching, running, problem = (None, None, [], None) if listing is None else await listing
+    if _is_of_figures(query):
+        shown = (summary for one, (_, summary) in zip(seen, answers, strict=True) if one == listed)
+        matching = next((_of_figures(query, one) for one in shown if isinstance(one, StoreSummary)), None)
     connections = [
         LiveConnection(
             **asdict(one),
@@ -134,6 +140,15 @@ async def live(query: Annotated[LiveQuery, Query()], pool: HookPoolDep, user: se
         error=None if listed is None or problem is None else _info(listed, problem, seen[listed]),
         jobs=running,
     )
+
+
+def _is_of_figures(query: LiveQuery) -> bool:
+    """Return whether the figures of the store have the number of what matches, so that it is not counted again."""
+    return query.id is None and query.criteria().keys() <= {"state"} and {*(query.state or ())} <= {*_IN_STORE}
+
+
+def _of_figures(query: LiveQuery, summary: StoreSummary) -> Matching:
+    return Matching(count=sum(getattr(summary, _IN_STORE[each]) for each in query.state or _IN_STORE), at_least=False)
 
 
 def _info(connection: PageConnection, error: Exception, rights: ConnectionRights) -> ErrorInfo:
@@ -174,7 +189,8 @@ async def _figures(
 async def _listing(
     query: LiveQuery, connection: PageConnection, pool: HookPool, user: security.User
 ) -> tuple[MessagePage | None, Matching | None, list[api_jobs.JobResponse], Exception | None]:
-    counted = query.id is None and {*get_args(LeftName)}.isdisjoint(query.state or ())
+    in_store = {*get_args(LeftName)}.isdisjoint(query.state or ())
+    counted = query.id is None and in_store and not _is_of_figures(query)
 
     def others(hook: DelayedStoreHook) -> tuple[int | None, list[api_jobs.JobResponse]]:
         many = hook.matching(MAX_MATCHING + 1, **query.criteria()) if counted else None

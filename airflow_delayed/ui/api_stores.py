@@ -107,8 +107,7 @@ async def figures(connection_id: str, pool: HookPool) -> StoreSummary:
     """Return the figures of the store, with the names of hosts; they may be some seconds old."""
 
     def make(hook: DelayedStoreHook) -> StoreSummary:
-        counts = hook.counts(hours=24, minutes=60)
-        return StoreSummary.of(connection_id, counts, hook.last_dispatched(), hook.dispatchers(), hook.condition())
+        return StoreSummary.of(connection_id, *hook.figures(hours=24, minutes=60), hook.last_dispatched())
 
     made, age = await pool.store_figures(connection_id, make)
     late = await forecast(connection_id, pool)
@@ -133,7 +132,7 @@ async def health(connection_id: str, pool: HookPool, user: security.User) -> Sto
     """Return what the verdict on the store is made of, as the user may see it; it may be some seconds old."""
 
     def make(hook: DelayedStoreHook) -> StoreHealth:
-        return StoreHealth.of_condition(connection_id, hook.condition(), hook.next_due(), hook.dispatchers())
+        return StoreHealth.of_condition(connection_id, hook.condition(), hook.next_due())
 
     made, age = await pool.store_figures(connection_id, make, name="health")
     late = await forecast(connection_id, pool)

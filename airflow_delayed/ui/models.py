@@ -23,7 +23,6 @@ from airflow_delayed.store.api import (
     NAMES_HOSTS,
     AuditRecord,
     DeliveredMessage,
-    DispatcherSeen,
     OnUnpause,
     Pause,
     StoreCondition,
@@ -401,17 +400,9 @@ class StoreHealth(ApiModel):
         return self.model_copy(update={"dispatchers": dispatchers, "findings": findings})
 
     @classmethod
-    def of_condition(
-        cls,
-        connection_id: str,
-        condition: StoreCondition,
-        next_due: datetime | None,
-        dispatchers: Sequence[DispatcherSeen],
-    ) -> Self:
+    def of_condition(cls, connection_id: str, condition: StoreCondition, next_due: datetime | None) -> Self:
         """Return what is known of a store, without its counts."""
-        return cls.model_validate(
-            _of_condition(connection_id, condition) | {"next_due": next_due, "dispatchers": dispatchers}
-        )
+        return cls.model_validate(_of_condition(connection_id, condition) | {"next_due": next_due})
 
 
 class StoreSummary(StoreHealth):
@@ -438,11 +429,10 @@ class StoreSummary(StoreHealth):
         cls,
         connection_id: str,
         counts: StoreCounts,
-        last: DeliveredMessage | None,
-        dispatchers: Sequence[DispatcherSeen],
         condition: StoreCondition,
+        last: DeliveredMessage | None,
     ) -> Self:
-        """Return the summary of a store."""
+        """Return the summary of a store, by counts and a condition of the same moment."""
         figures = (
             asdict(counts)
             | _of_condition(connection_id, condition)
@@ -450,7 +440,6 @@ class StoreSummary(StoreHealth):
                 "connection_id": connection_id,
                 "due_within_hour": sum(counts.by_minute.values()),
                 "last_dispatched": last,
-                "dispatchers": dispatchers,
                 "by_minute": _bars(counts.by_minute),
                 "by_hour": _bars(counts.by_hour),
             }
@@ -463,6 +452,7 @@ def _of_condition(connection_id: str, condition: StoreCondition) -> dict[str, An
         "at": condition.at,
         "findings": [FindingResponse.of(one) for one in condition.findings],
         "lateness": condition.lateness,
+        "dispatchers": condition.dispatchers,
         "next_dues": condition.next_due,
         "pauses": [HeldSelection.values_of(one, connection_id) for one in condition.pauses],
     }

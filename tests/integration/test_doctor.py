@@ -74,6 +74,18 @@ def test_the_cause_of_late_messages_and_what_to_do(store: Store, doctor):
     assert found.keys() == {"connection", "code", "severity", "where", "what", "remedy"}
 
 
+def test_a_broker_that_is_away_comes_before_what_may_follow_from_it(store: Store, connect, doctor):
+    connect("broker", conn_type="rabbitmq", host="127.0.0.1", port=1)
+    hook = store.installed()
+    hook.send([message("late", hook.now() - timedelta(minutes=2))])
+    code, out = doctor("--conn-id", store.conn_id)
+    assert code == 1
+    assert [line for line in out.splitlines() if line.startswith("error: ")] == [
+        "error: connection broker: unreachable",
+        f"error: connection {store.conn_id}: no-dispatcher",
+    ]
+
+
 def test_the_gravest_comes_first_and_what_is_unknown_before_a_warning(store: Store, doctor, monkeypatch):
     states = [State.WARNING, State.BLOCKED, State.OK, State.UNKNOWN]
     found = [Finding(state=state, resource="queue q", found="it", code=state.value) for state in states]

@@ -76,6 +76,25 @@ def test_counts_are_of_one_moment(store: Store) -> None:
     assert later == {"waiting": 1, "in_flight": 3, "overdue": 3}
 
 
+def test_counts_and_findings_are_of_one_moment(store: Store) -> None:
+    hook, other = store.installed(), store.hook()
+    hook.send([message("late", hook.now() - HOUR)])
+    began = []
+
+    @event.listens_for(hook.engine, "after_cursor_execute")
+    def change(connection: object, cursor: object, statement: str, *_: object) -> None:
+        if hook.tables.dispatchers.name in statement and not began:
+            began.append(statement)
+            other.send(message(f"late{number}", other.now() - HOUR) for number in range(3))
+
+    counted, found = hook.figures(hours=0, minutes=0)
+    assert began
+    (late,), (finding,) = found.lateness, found.findings
+    assert (counted.at, counted.overdue, late.overdue) == (found.at, 1, 1)
+    assert finding.what.startswith("1 overdue, ")
+    assert hook.figures(hours=0, minutes=0)[0].overdue == 4
+
+
 def audit(hook: DelayedStoreHook) -> list[tuple[str, str, dict, dict]]:
     """Who, what, which, and how it ended; of all calls but those of the fixture."""
     table = hook.tables.audit

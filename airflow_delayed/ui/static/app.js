@@ -97,28 +97,30 @@ async function look() {
   // what is shown at first has nobody aiming at it
   if (top.at()) await rest();
   const lost = found instanceof Error ? Object.assign(found, { whole: true }) : null;
-  const answers = cards.map(({ connection: { kind, connection_id: name, queue }, take }) => {
+  const missing = cards.filter(({ connection: { kind, connection_id: name, queue }, take }) => {
     const one = lost ? null : found.connections.find((other) => other.kind === kind && other.connection_id === name && (other.queue ?? null) === (queue ?? null));
-    if (!lost && !one) return true; // no longer configured: a reload shows what is
+    if (!lost && !one) return false; // no longer configured: a reload shows what is
     const answer = lost ?? (one.error ? faultOf(one.error) : one.summary);
     take(answer, one?.summary);
-    return !(answer instanceof Error);
-  });
+    return answer instanceof Error;
+  }).map(({ connection: { connection_id: name, queue } }) => (queue ? `${name}: ${queue}` : name));
+  if (list && found.error) missing.push("the list of messages");
   // after the figures, of which it has the number of failed messages
   top.take(lost ?? found.health);
   if (!lost && messages) lines(document.getElementById("jobs"), found.jobs, messages.path, look);
   if (list) list.take(lost ?? (found.error ? faultOf(found.error) : found.page), found.matching, await list.beside);
-  say(!lost && answers.every(Boolean), !lost);
+  say(missing, !lost);
 }
 
 const faultOf = ({ code, message }) => new Fault(0, code, message);
 
-function say(all, some) {
+/** Say when the page was updated; missing: what has no new answer. */
+function say(missing, some) {
   // by the server's clock: the browser's may be wrong
-  if (some ?? all) updated = top.at() ?? updated;
+  if (some) updated = top.at() ?? updated;
   const of = updated && `${absolute(updated)} (${zone()})`;
   fresh.title = updated && utc(updated);
-  fresh.textContent = all ? `Updated ${of}` : some ? `Updated ${of}, but not all of it` : of ? `Not updated since ${of}` : "Not updated";
+  fresh.textContent = some ? `Updated ${of}${missing.length ? `, but not ${missing.join(", ")}` : ""}` : of ? `Not updated since ${of}` : "Not updated";
 }
 
 async function refresh() {

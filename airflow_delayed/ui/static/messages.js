@@ -91,7 +91,7 @@ export class Messages {
     this.summaries.set(name, summary);
     if (name !== this.store.connection_id) return;
     this.drawStates();
-    this.strip.refresh();
+    this.strip.take(summary);
   }
 
   /** A filter that makes no sense is not asked for again. */

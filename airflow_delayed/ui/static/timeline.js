@@ -54,9 +54,17 @@ class Timeline {
 
   choose(seconds) {
     this.seconds = seconds;
+    this.found = null;
     this.buttons.forEach((button, number) => button.setAttribute("aria-pressed", SPANS[number][0] === seconds));
     this.asked = 0;
     this.refresh();
+  }
+
+  /** Take the figures of the store, which are newer than the chart, and look again. */
+  take(current) {
+    this.current = current;
+    if (this.found) show(this.figures, this.summary(this.found));
+    return this.refresh();
   }
 
   async refresh() {
@@ -112,20 +120,23 @@ class Timeline {
       },
     }, [this.steps.map(({ begin }) => Date.parse(begin) / 1000), ...sums.reverse()], this.chart);
     this.plot.over.addEventListener("dblclick", () => this.pick());
+    this.found = found;
     show(this.figures, this.summary(found));
     show(this.table, this.asTable(), found.forecast.length > 0 && h("ul", { "aria-label": "Forecast" }, found.forecast.map((one) => h("li", { class: one.ends_at ? "late" : "muted" }, one.text))));
     this.tell(null);
   }
 
-  /** Throughput, lateness, and what falls due. */
+  /** Throughput, lateness, and what falls due; what is overdue by now is late too, and what falls due within the hour is as the other figures have it. */
   summary({ past, future }) {
     const [, name] = SPANS.find(([seconds]) => seconds === this.seconds);
     const sent = total(past.map((step) => step.dispatched));
-    const latest = Math.max(...past.map((step) => step.max_late_seconds));
+    const overdue = this.current?.overdue ?? 0;
+    const latest = Math.max(...past.map((step) => step.max_late_seconds), ...(this.current?.lateness ?? []).map(({ late_seconds: late }) => late));
+    const all = sent + overdue;
     // the last step is not over
     return [["Dispatched", `${(past.at(-2)?.dispatched ?? 0).toLocaleString()} ${PER[this.step]}`, `${sent.toLocaleString()} in ${name}`],
-      ["Lateness", sent ? `up to ${span(latest)}` : "–", sent ? `${Math.floor(total(past.map((step) => step.on_time)) / sent * 100)} % within 5 s` : "none dispatched"],
-      ["Due", total(future.map(({ messages }) => messages)).toLocaleString(), `in the next ${name}`]]
+      ["Lateness", all ? `up to ${span(latest)}` : "–", all ? `${Math.floor(total(past.map((step) => step.on_time)) / all * 100)} % within 5 s${overdue ? ", overdue ones too" : ""}` : "none dispatched"],
+      ["Due", ((this.seconds === SPANS[0][0] ? this.current?.due_within_hour : null) ?? total(future.map(({ messages }) => messages))).toLocaleString(), `in the next ${name}`]]
       .map(([term, value, note]) => h("div", {}, h("dt", {}, term), h("dd", {}, value, h("small", {}, note))));
   }
 
@@ -152,7 +163,7 @@ class Timeline {
     const step = this.steps[at];
     const parts = this.series.map(({ name, tone }, number) => [name, tone, step ? this.counts[number][at] : total(this.counts[number])]).filter(([, , count]) => count);
     const late = step?.past?.max_late_seconds;
-    show(this.legend, step ? absolute(step.begin, { seconds: false }) : "In all", ": ", parts.length ? parts.map(([name, tone, count]) => h("span", {}, h("i", { class: tone }), `${name} ${count.toLocaleString()}`)) : "nothing",
+    show(this.legend, step ? absolute(step.begin, { seconds: false }) : `In all at ${absolute(this.now).slice(11)}`, ": ", parts.length ? parts.map(([name, tone, count]) => h("span", {}, h("i", { class: tone }), `${name} ${count.toLocaleString()}`)) : "nothing",
       late > 0 && h("span", {}, `the latest by ${span(late)}`));
   }
 

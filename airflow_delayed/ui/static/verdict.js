@@ -104,7 +104,9 @@ export function verdict(element, { find, retry, failed, connections }) {
 
 function well({ lateness, next_due: next, at, hidden }, connections) {
   const due = next ? [`The next message is due ${relative(next, at)}, at `, time(next), "."] : "No message waits in a store.";
-  return [h("p", { class: "notice good", "data-code": "ok" }, h("strong", {}, "All is well. "), due), destinations(lateness, { phone: phone.matches, connections }), hidden && unseen()];
+  const late = lateness.filter(({ status }) => status === "late");
+  const which = late.some(({ overdue }) => overdue) ? "What is overdue goes out with the next run of its dispatcher. " : late.length > 0 && "Nothing is overdue any more; some went out late in the last 2 min. ";
+  return [h("p", { class: "notice good", "data-code": "ok" }, h("strong", {}, "All is well. "), which, due), destinations(lateness, { phone: phone.matches, connections }), hidden && unseen()];
 }
 
 const unseen = () => h("p", { class: "muted" }, "Connections that you may not read are not looked at.");

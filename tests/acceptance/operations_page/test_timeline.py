@@ -16,7 +16,7 @@ def test_the_timeline_shows_what_was_dispatched_and_what_falls_due(site: Site) -
     assert page.evaluate("page.querySelector('.timeline').getBoundingClientRect().height") <= 86
     pressed = "[...page.querySelectorAll('.timeline .spans button')].map(button => button.getAttribute('aria-pressed'))"
     assert page.evaluate(pressed) == ["false", "true", "false"]
-    page.wait_for(f"{said}.startsWith('In all: ') && {said}.includes('Due: appointment-reminders')")
+    page.wait_for(f"{said}.startsWith('In all at ') && {said}.includes('Due: appointment-reminders')")
     page.evaluate("page.querySelector('.timeline').scrollIntoView({ block: 'center' }) || true")
     for theme in ("light", "dark"):
         page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")

@@ -6,6 +6,7 @@ from datetime import timedelta
 from threading import Event
 
 import pytest
+from sqlalchemy import Engine, event
 from support.operations_page import Page
 from support.standing import give_up, hold, mark_dispatched
 from support.stores import Store, Transport, message, on_postgres_too
@@ -46,6 +47,32 @@ def test_one_answer_has_verdict_figures_and_list(store: Store, page: Page):
     assert page.error("GET", "/api/v1/live", "viewer", params={"store": store.conn_id}) == (403, "forbidden")
 
 
+def test_the_numbers_of_one_answer_agree(store: Store, page: Page):
+    """Whatever is stored between two statements of the page, and while its figures are kept."""
+    hook = store.installed()
+    hook.send([message("late", hook.now() - HOUR), message("next", hook.now() + HOUR / 2)])
+    stored = []
+
+    def store_more(connection: object, cursor: object, statement: str, *_: object) -> None:
+        if "Time" in statement and not stored:
+            stored.append(statement)
+            hook.send(message(f"late{number}", hook.now() - HOUR) for number in range(3))
+
+    event.listen(Engine, "after_cursor_execute", store_more)
+    try:
+        found = page.get("/api/v1/live", "op")
+    finally:
+        event.remove(Engine, "after_cursor_execute", store_more)
+    (cause,), (connection,) = found["health"]["causes"], found["connections"]
+    assert stored
+    assert (connection["summary"]["overdue"], connection["summary"]["due"]) == (1, 1)
+    assert cause["what"].startswith("1 overdue, ")
+    for state, number in ((None, 2), (["waiting"], 1), (["due", "in flight"], 1)):
+        listed = page.get("/api/v1/live", "op", store=store.conn_id, state=state, limit=1)
+        assert listed["connections"][0]["summary"]["at"] == connection["summary"]["at"]
+        assert listed["matching"] == {"count": number, "at_least": False}
+
+
 def test_a_connection_that_hangs_holds_up_nothing(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
     hook = store.installed()
     hook.send([message("m", hook.now() + HOUR)])
@@ -59,7 +86,7 @@ def test_a_connection_that_hangs_holds_up_nothing(store: Store, page: Page, monk
         end.wait(60)
 
     with monkeypatch.context() as patched:
-        patched.setattr(DelayedStoreHook, "counts", hangs)
+        patched.setattr(DelayedStoreHook, "figures", hangs)
         found = page.get("/api/v1/live", "op", store=store.conn_id)
         end.set()
     (connection,) = found["connections"]
