@@ -22,6 +22,7 @@ from airflow_delayed.errors import (
     InvalidMessage,
     MessageConflict,
     PastDue,
+    SendFailed,
     some,
 )
 from airflow_delayed.identity import digest_of
@@ -31,7 +32,7 @@ from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import Source
 from airflow_delayed.message import MICROSECOND, UTC, DelayedMessage, microseconds
 from airflow_delayed.reports import Checkpoint
-from airflow_delayed.route import Route
+from airflow_delayed.route import Route, confirmed
 from airflow_delayed.threads import relaxed_gc
 
 if TYPE_CHECKING:
@@ -264,6 +265,9 @@ class Sending:
         self.sent = SendReport()
         self.stored = SendReport()
         self.skipped = 0
+        #: How many messages the transport itself refused for good, as for a body that is larger than its broker takes.
+        self.refused = 0
+        self._refusals: list[Problem] = []
         #: The checkpoint that this try began with, and counts of the messages that earlier tries had confirmed.
         self.start = Checkpoint()
         self.earlier = SendReport()
@@ -432,17 +436,26 @@ class Sending:
     def _is_past(self, message: DelayedMessage) -> bool:
         return message.due_at < self.oldest
 
-    def deliver(self, found: PreflightReport, *, dry_run: bool = False, checkpoints: Checkpoints | None = None) -> None:
+    def deliver(
+        self,
+        found: PreflightReport,
+        *,
+        dry_run: bool = False,
+        checkpoints: Checkpoints | None = None,
+        reject: Callable[[Problem], None] | None = None,
+    ) -> None:
         """Send the messages of the preflight, at once or into the store, but for the rows that earlier tries confirmed.
 
-        ``sent`` and ``stored`` count the messages that were confirmed, also after an error; ``earlier`` those of
-        earlier tries.
+        A message that the transport refuses for good is left out, so that the others are sent. ``sent`` and ``stored``
+        count the messages that were confirmed, also after an error; ``earlier`` those of earlier tries.
 
         :param dry_run: count the messages, and send none.
         :param checkpoints: keeps a checkpoint after every 2500 messages. Without it all is sent.
+        :param reject: takes the rows that the transport refuses for good; without it they are an error at the end.
         :raises SendFailed: some messages were not confirmed.
         :raises TransportUnavailable: the broker is away. What waits in a store in front of it is stored.
-        :raises InputError: something is wrong that the preflight could not see, and nothing was sent yet.
+        :raises InputError: something is wrong that the preflight could not see, and nothing was sent yet; or the
+            transport refused messages for good, and the others were sent.
         :raises Interrupted: the same after something was sent, or the source changed meanwhile.
         """
         self.source.check_unchanged()
@@ -457,7 +470,7 @@ class Sending:
             self.start = self._start(checkpoints.get(), found)
         try:
             with relaxed_gc(), self.route.delivery.kept_open():
-                good = self._send_all(found, dry_run, checkpoints)
+                good = self._send_all(found, dry_run, checkpoints, reject)
             self.source.check_unchanged()
         except InputError as error:
             if dry_run or not (self.start.messages + self.sent.sent + self.stored.sent + self.stored.replaced):
@@ -467,6 +480,12 @@ class Sending:
             why = f"source {self.source.name} had {found.good:,} good rows when it was checked, and then {good:,}"
             raise Interrupted(self.sent.sent, self.stored.sent, why)
         self._keep_checkpoint(checkpoints, found.rows)
+        if self.refused and reject is None:
+            raise InputError(
+                f"{self.refused:,} of {found.rows:,} rows cannot be sent:"
+                f" {some([str(problem) for problem in self._refusals])}{_more(self.refused - len(self._refusals))}. All"
+                " others were sent. Mend them, or pass rejects="
+            )
 
     def _start(self, checkpoint: Checkpoint | None, found: PreflightReport) -> Checkpoint:
         """Return the checkpoint of the earlier try if it holds for this one, else an empty one.
@@ -492,10 +511,17 @@ class Sending:
         return checkpoint
 
     def _keep_checkpoint(self, checkpoints: Checkpoints | None, rows: int) -> None:
-        if checkpoints is not None:
+        # a retry after a checkpoint would not find again what was refused before it
+        if checkpoints is not None and not self.refused:
             checkpoints.keep(self.start.after(rows, self.sent, self.stored))
 
-    def _send_all(self, found: PreflightReport, dry_run: bool, checkpoints: Checkpoints | None) -> int:
+    def _send_all(
+        self,
+        found: PreflightReport,
+        dry_run: bool,
+        checkpoints: Checkpoints | None,
+        reject: Callable[[Problem], None] | None,
+    ) -> int:
         direct: list[DelayedMessage] = []
         to_store: list[DelayedMessage] = []
         for rows, block in self._without_confirmed(self._blocks(found)):
@@ -505,11 +531,11 @@ class Sending:
             direct += near
             to_store += far
             if max(len(direct), len(to_store)) + AT_ONCE > CHUNK:
-                self._flush(direct, to_store, dry_run)
+                self._flush(direct, to_store, dry_run, reject)
                 if self._away is None:
                     self._keep_checkpoint(checkpoints, rows)
                 self._progress("sent", rows, found.rows)
-        self._flush(direct, to_store, dry_run)
+        self._flush(direct, to_store, dry_run, reject)
         if self._away is not None:
             stored = self.stored.sent + self.stored.duplicates + self.stored.replaced
             self._away.args = (
@@ -557,18 +583,55 @@ class Sending:
             elif number not in found.duplicates.copies:
                 yield number, item
 
-    def _flush(self, direct: list[DelayedMessage], to_store: list[DelayedMessage], dry_run: bool) -> None:
+    def _flush(
+        self,
+        direct: list[DelayedMessage],
+        to_store: list[DelayedMessage],
+        dry_run: bool,
+        reject: Callable[[Problem], None] | None,
+    ) -> None:
         self.route.leave_known(direct, to_store)
         if dry_run:
             self.sent.add_all(direct)
             self.stored.add_all(to_store)
         else:
-            # a broker that is away is not tried again for each block
-            now = [] if self._away is not None else direct
-            away = self.route.publish(now, to_store, self.clock(), sent=self.sent, stored=self.stored)
+            while True:
+                # a broker that is away is not tried again for each block
+                now = [] if self._away is not None else direct
+                try:
+                    away = self.route.publish(now, to_store, self.clock(), sent=self.sent, stored=self.stored)
+                    break
+                except (InvalidMessage, SendFailed) as error:
+                    self._leave_out(direct, error, reject)
             self._away = self._away or away
         direct.clear()
         to_store.clear()
+
+    def _leave_out(
+        self,
+        direct: list[DelayedMessage],
+        error: InvalidMessage | SendFailed,
+        reject: Callable[[Problem], None] | None,
+    ) -> None:
+        """Leave out the message that the transport refuses for good, and what it has confirmed.
+
+        :raises DelayedError: the error, if it is of another kind.
+        """
+        cause = error.__cause__ if isinstance(error, SendFailed) else error
+        if not isinstance(cause, InvalidMessage) or cause.message_id is None:
+            raise error
+        refused = [message for message in direct if message.message_id == cause.message_id]
+        done = set(map(id, [*refused, *(confirmed(direct, error) if isinstance(error, SendFailed) else ())]))
+        if not refused:
+            raise error
+        for message in refused:
+            problem = Problem(f"message {message.message_id}", cause.column, cause.problem, row_of(message))
+            self.refused += 1
+            if len(self._refusals) < SHOWN:
+                self._refusals.append(problem)
+            if reject is not None:
+                reject(problem)
+        direct[:] = [message for message in direct if id(message) not in done]
 
     def _progress(self, done: str, count: int, total: int | None = None) -> None:
         if time.monotonic() - self._logged_at >= PROGRESS_SECONDS:

@@ -272,9 +272,13 @@ class Rejects:
 
     def _new(self) -> Any:
         if not self._local:
-            return self._fs.open(self.path, "wt", encoding="utf-8")
+            # many file systems cannot append
+            before = self._fs.cat_file(self.path).decode() if self.count else ""
+            file = self._fs.open(self.path, "wt", encoding="utf-8")
+            file.write(before)
+            return file
         try:
-            return open(self.path, "x", encoding="utf-8", opener=private)
+            return open(self.path, "a" if self.count else "x", encoding="utf-8", opener=private)
         except FileExistsError:
             raise self._taken("was made by somebody else meanwhile") from None
 
@@ -297,8 +301,9 @@ class Rejects:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            self._file.close()
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 class RejectedRows:

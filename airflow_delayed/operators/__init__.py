@@ -50,7 +50,10 @@ a task is marked failed        While it sends, it ends after the batch under way
 rows are rejected              Nothing is sent, and the task fails without a      sending.py: PreflightReport.judge
                                retry. With ``rejects`` they are written to that   send.py:
                                file, by each try, before the other rows are sent. DelayedSendOperator._preflight
-                                                                                  intake/sources.py: Rejects
+                               What only the broker refuses, a body beyond its    intake/sources.py: Rejects
+                               ``max_message_size``, joins them; without          sending.py: Sending._leave_out
+                               ``rejects`` the task fails when the others are
+                               sent. From there on no checkpoint is kept.
 a Spark job is retried         All rows are sent again, twice at a broker, once   spark.py:
                                into a store; none after a try that had sent all.  DelayedSparkSendOperator.execute
 a dispatch task is killed      At SIGTERM it finishes what is being sent and      dispatch.py:

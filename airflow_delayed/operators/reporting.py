@@ -245,7 +245,7 @@ def summary_of(sending: Sending, found: PreflightReport, *, dry_run: bool) -> di
         "replaced": total.replaced,
         "not_replaced": total.not_replaced,
         "duplicates": len(found.duplicates.copies) + total.duplicates,
-        "rejected": found.problem_count,
+        "rejected": found.problem_count + sending.refused,
         "skipped": sending.skipped,
         "earlier_tries": sending.start.messages,
         "first_due": every.first_due.isoformat() if every.first_due else None,

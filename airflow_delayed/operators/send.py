@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from datetime import datetime, timedelta
 from functools import partial
@@ -22,6 +22,7 @@ from airflow_delayed.errors import DestinationMissing, InputError, Interrupted, 
 from airflow_delayed.fields import FIELD_NAMES
 from airflow_delayed.identity import scope_of
 from airflow_delayed.intake.rows import RowReader
+from airflow_delayed.intake.sources import Rejects
 from airflow_delayed.intake.spool import Spool
 from airflow_delayed.links import StoredMessagesLink
 from airflow_delayed.message import utcnow
@@ -139,7 +140,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         schedule catches up on are no backfill: for them and for messages with due times of their own there is
         ``past_due``, and ``delay_from="run"`` makes relative delays count from the run, so that it holds for them.
     :param rejects: the JSON lines file that receives invalid rows, while the others are sent; corrected, it can be a
-        source itself. None: an invalid row fails the task before anything is sent.
+        source itself. None: an invalid row fails the task before anything is sent. What only the broker knows to be
+        invalid, such as a body beyond its ``max_message_size``, fails it when the others are sent.
     :param on_empty: "warn", "fail" or "skip" the task when there is nothing to send.
     :param on_clear: whether a task that is cleared after it ended means the "same_ids", so that what arrives twice can
         be recognised and a store sends nothing twice, with relative delays counted as before; or "new_ids", another
@@ -157,7 +159,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
 
     :return: a summary (sent, stored, replaced, not_replaced, duplicates, rejected, skipped, first_due, last_due) of all
         tries, how many of them were earlier tries' (earlier_tries), and message_ids if there are up to 100; no body.
-    :raises AirflowFailException: the input is wrong, which a retry does not mend; nothing was sent.
+    :raises AirflowFailException: the input is wrong, which a retry does not mend; nothing was sent, or all but what
+        the broker refused for good.
     :raises SendFailed: some messages were not confirmed.
     :raises Interrupted: the input turned out to be wrong, or changed, when some of it was sent.
     """
@@ -379,7 +382,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         if arguments.lead is not None:
             clock = self._wait(context, arguments, arguments.capped_lead(route, self.log), began, route, read)
         sending = read(clock)
-        found = self._preflight(context, arguments, sending, route)
+        found, rejects = self._preflight(context, arguments, sending, route)
         if unready is not None:
             # there are no rows, or the tables were made a moment ago
             raise unready
@@ -389,7 +392,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
                 " skipped. But this task was cleared, and Airflow has forgotten when it first began: they may have"
                 " fallen due since. Nothing was sent. Pass past_due='send', or run the DAG again"
             )
-        self._deliver(context, arguments, sending, found)
+        self._deliver(context, arguments, sending, found, rejects)
         if self.only_plan:
             reporting.log_plan(self.log, sending, found.sample, clock())
         summary = reporting.summary_of(sending, found, dry_run=self.only_plan)
@@ -443,14 +446,17 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         # the rows may have changed meanwhile
         return self._wait(context, arguments, lead, began, route, read)
 
-    def _preflight(self, context: Context, arguments: SendArguments, sending: Sending, route: Route) -> PreflightReport:
-        """Check everything, and write rows that cannot be sent to ``rejects``.
+    def _preflight(
+        self, context: Context, arguments: SendArguments, sending: Sending, route: Route
+    ) -> tuple[PreflightReport, Rejects | None]:
+        """Check everything, and write rows that cannot be sent to ``rejects``, to which the send may add others.
 
         :raises InputError: something is wrong with the source, with single rows, or with all of them together.
         :raises DestinationMissing: a destination does not exist.
         :raises TopologyError: a transport, or the store, lacks what it needs.
         :raises AirflowSkipException: there is nothing to send, and that skips the task.
         """
+        rejects = None
         if arguments.rejects is None:
             found = sending.preflight()
         elif self.only_plan:
@@ -473,9 +479,16 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             )
         if found.destinations:
             reporting.verify_route(self.log, arguments.conn_id, arguments.store_conn_id, route, found)
-        return found
+        return found, rejects
 
-    def _deliver(self, context: Context, arguments: SendArguments, sending: Sending, found: PreflightReport) -> None:
+    def _deliver(
+        self,
+        context: Context,
+        arguments: SendArguments,
+        sending: Sending,
+        found: PreflightReport,
+        rejects: Rejects | None,
+    ) -> None:
         """Send, and report the counts even if it failed half-way."""
         if self.only_plan:
             try:
@@ -487,8 +500,12 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         try:
             checkpoints = TaskCheckpoints(context, self.log, new_ids=arguments.new_ids)
             # a checkpoint would outlive the messages that a kill takes out of the store
-            sending.deliver(found, checkpoints=None if arguments.cancel_on_kill else checkpoints)
+            kept = None if arguments.cancel_on_kill else checkpoints
+            with rejects or nullcontext():
+                sending.deliver(found, checkpoints=kept, reject=None if rejects is None else rejects.add)
         finally:
+            if rejects is not None and sending.refused:
+                self.log.warning("%s more rows were refused and are in %s", f"{sending.refused:,}", shown(rejects.path))
             reporting.log_outcome(self.log, "confirmed", sending)
             counts, in_store = (sending.sent + sending.stored).by_destination, bool(sending.stored.by_destination)
             self._trace(lambda: (arguments.inputs(), sending.route.outputs(counts, stored=in_store)))

@@ -16,6 +16,11 @@ the connection is lost         What is unconfirmed, 1,000 messages at most, goes
 returned: there is no queue    The send takes no more messages, finishes what is  session.py: Session._on_return,
                                published, and names the message in                Session._settle
                                ``SendFailed``.                                    backlog.py: Backlog.fail
+a body is too large            The broker closes the channel, and names no        session.py: Session._pump,
+                               message. So a body that is larger than all before  Session._leave_out_refused
+                               it is published by itself, and ``SendFailed``      backlog.py: BodySizes, SURE_BYTES
+                               names it; others are sent once. Of bodies up to
+                               1 KiB what is unconfirmed then may come twice.
 a full queue refuses (nack)    A message that is due is sent again after 0.5 to 4 session.py: Session._settle,
                                s, for 60 s (``confirm_timeout``), while others go Session._send_again
                                on; then ``SendFailed`` names it. A dispatcher     delivery.py: Delivery.patient

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from airflow_delayed.delivery import SendReport
-from airflow_delayed.errors import DelayedError, SendFailed, TransportUnavailable
+from airflow_delayed.errors import DelayedError, InvalidMessage, LimitExceeded, SendFailed, TransportUnavailable
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.rabbitmq.topology import PublishAddress
 
+#: Bytes of a body that is published beside others, though no body of its size was confirmed before.
+SURE_BYTES = 1024
+#: RabbitMQ's words for a body beyond its ``max_message_size``.
+_TOO_LARGE = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
 #: How many unconfirmed messages a destination may have that has confirmed none, below a quorum queue's 32.
 FEW = 30
 
@@ -85,6 +90,8 @@ class Backlog:
         self._ended = True
         self.refused.pop(entry, None)
         self._failures.append((entry.message.message_id, str(cause)))
+        if isinstance(cause, InvalidMessage):
+            cause.message_id = entry.message.message_id
         if self._cause is None and isinstance(cause, DelayedError):
             self._cause = cause
 
@@ -120,15 +127,42 @@ class Backlog:
         return self.report
 
 
+class BodySizes:
+    """The size of the bodies that a broker takes. Only its refusal says how large its ``max_message_size`` is."""
+
+    def __init__(self) -> None:
+        #: Bodies of up to so many bytes were confirmed, or are surely taken.
+        self.accepted = SURE_BYTES
+        self._most: int | None = None
+
+    def note_refusal(self, text: str) -> None:
+        """Learn the limit from the broker's reason for closing a channel, if that is it."""
+        if found := _TOO_LARGE.search(text):
+            self._most = int(found[1])
+            self.accepted = min(self.accepted, self._most)
+
+    def refusal(self, body: bytes) -> LimitExceeded | None:
+        """Return the error of a body that is larger than the limit, if the broker has named one."""
+        if self._most is None or len(body) <= self._most:
+            return None
+        return LimitExceeded(
+            "body",
+            f"has {len(body):,} bytes, and the broker takes {self._most:,} (max_message_size); raise that, or keep the"
+            " content elsewhere and send where it is",
+        )
+
+
 class Unconfirmed:
     """Entries that a channel has published and the broker has not confirmed, by delivery tag.
 
-    With publisher confirms the broker counts a channel's messages from 1, and so does this class.
+    With publisher confirms the broker counts a channel's messages from 1; this class counts on over channels.
     """
 
     def __init__(self) -> None:
         #: The tag of the last message that was published.
         self.last = 0
+        #: The last tag of the channels before.
+        self._before = 0
         self._entries: dict[int, Entry] = {}
         self._returned: dict[str, str] = {}
 
@@ -159,6 +193,7 @@ class Unconfirmed:
 
         :param multiple: take out all entries up to the tag.
         """
+        tag += self._before
         tags = self._up_to(tag) if multiple else [tag] if tag in self._entries else []
         entries = map(self._entries.pop, tags)
         if not self._returned:
@@ -175,7 +210,8 @@ class Unconfirmed:
         return [self._entries.pop(tag) for tag in tags]
 
     def clear(self) -> list[Entry]:
-        """Take out all entries, in their order."""
+        """Take out all entries of a channel that was closed, in their order."""
+        self._before = self.last
         entries = list(self._entries.values())
         self._entries.clear()
         return entries

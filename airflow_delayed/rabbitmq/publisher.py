@@ -18,7 +18,7 @@ from pika.exceptions import ConnectionBlockedTimeout
 from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.rabbitmq.backlog import Backlog
+from airflow_delayed.rabbitmq.backlog import Backlog, BodySizes
 from airflow_delayed.rabbitmq.confirm_timer import ConfirmTimeout, ConfirmTimer, QuorumLost, SilentDestination
 from airflow_delayed.rabbitmq.connection import HostFailover, confirm_timeout, describe_error, host_name, muted_pika
 from airflow_delayed.rabbitmq.properties import PropertiesWriter
@@ -81,6 +81,7 @@ class Publisher:
         self._patient = patient
         self._silence = silence
         self._kept: Session | None = None
+        self._sizes = BodySizes()
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
         """Send all messages over one connection at a time; return when every one is confirmed.
@@ -90,8 +91,9 @@ class Publisher:
         connection, the send waits. While the broker confirms nothing, or refuses a message, a warning is logged after
         10 s and then at growing times. Of several hosts that confirm nothing the next one is tried after a share of the
         connection's ``confirm_timeout``, or at once if the host takes no login any more. If the levels' queues have
-        lost their quorum, or nodes that they need hang, the send ends after 10 to 15 s. After a message that cannot be
-        sent no more are taken; the send ends when the published messages are confirmed.
+        lost their quorum, or nodes that they need hang, the send ends after 10 to 15 s. A body that is larger than all
+        before it is published by itself, for a broker closes the channel if it is too large. After a message that
+        cannot be sent no more are taken; the send ends when the published messages are confirmed.
 
         :raises TransportUnavailable: no host can be reached, an alarm lasts, or quorum is lost. Nothing was sent.
         :raises DestinationMissing: the first message's queue does not exist. Nothing was sent.
@@ -100,7 +102,8 @@ class Publisher:
         :raises SendFailed: any of this after messages had been published, a message returned, a connection lost
             that did not come back, an alarm that lasts longer than the connection's ``blocked_timeout``, or no confirm,
             or a message refused, for its ``confirm_timeout``. It counts the confirmed and names the others; its cause
-            is TransportUnavailable if the connection was at fault, as it is if quorum was lost. What was published
+            is TransportUnavailable if the connection was at fault, as it is if quorum was lost, and LimitExceeded, with
+            the ``message_id``, if a body is larger than the broker's ``max_message_size``. What was published
             without a confirm may still arrive.
         """
         source = iter(messages)
@@ -126,6 +129,7 @@ class Publisher:
                         topology=self._topology,
                         clock=self._clock,
                         window=self._window,
+                        sizes=self._sizes,
                         writer=self._writer,
                         keep=self._keep,
                         patient=self._patient,

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pika.exceptions import AMQPError, ChannelClosedByBroker, ChannelWrongStateError, ConnectionWrongStateError
@@ -19,7 +19,7 @@ from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Clock
 from airflow_delayed.errors import DelayedError, some
 from airflow_delayed.message import delay_seconds
-from airflow_delayed.rabbitmq.backlog import Backlog, DestinationWindows, Entry, Unconfirmed
+from airflow_delayed.rabbitmq.backlog import Backlog, BodySizes, DestinationWindows, Entry, Unconfirmed
 from airflow_delayed.rabbitmq.cluster import SilenceCheck
 from airflow_delayed.rabbitmq.confirm_timer import (
     ALL_SILENT,
@@ -31,7 +31,7 @@ from airflow_delayed.rabbitmq.confirm_timer import (
     SilentDestination,
 )
 from airflow_delayed.rabbitmq.connection import host_name
-from airflow_delayed.rabbitmq.declare import refusal_cause
+from airflow_delayed.rabbitmq.declare import PRECONDITION_FAILED, refusal_cause
 from airflow_delayed.rabbitmq.destinations import SessionDestinations
 from airflow_delayed.rabbitmq.properties import DESTINATION, MessagePropertiesWriter, PropertiesWriter
 from airflow_delayed.rabbitmq.topology import PublishAddress, Topology, check_headers
@@ -70,7 +70,11 @@ class Session:
     puts the unconfirmed messages back, and the publisher sends them in the next session; the time for which a message
     has been refused goes on.
 
+    A broker closes the channel for a message that it refuses for good, and does not name it. A body of unknown fate is
+    therefore published by itself; whatever else is refused so is found by publishing one message at a time.
+
     :param hosts: all hosts of the connection, to ask them why no confirm comes.
+    :param sizes: of the bodies that the broker takes.
     :param keep: keep the connection when the backlog is done, for :meth:`again`; the caller closes it in the end.
     :param patient: False: give up at once what a destination refuses; what a level refuses is sent again all the same.
     :param silence: seconds after which a destination that confirms nothing is given up; None: only the whole send is.
@@ -85,6 +89,7 @@ class Session:
         topology: Topology,
         clock: Clock,
         window: int,
+        sizes: BodySizes,
         writer: PropertiesWriter | None = None,
         keep: bool = False,
         patient: bool = True,
@@ -97,7 +102,10 @@ class Session:
         self._writer = writer or MessagePropertiesWriter(topology.headers)
         self._backlog = backlog
         self._clock = clock
-        self._window = window
+        self._most_unconfirmed = self._window = window
+        self._sizes = sizes
+        #: Whether the unconfirmed message is larger than the bodies that the broker surely takes.
+        self._probes = False
         self._keep = keep
         self._patient = patient
         self._silence = silence
@@ -195,15 +203,18 @@ class Session:
         self._opened_at = self._timer.elapsed
         connection.add_on_connection_blocked_callback(self._on_blocked)
         connection.add_on_connection_unblocked_callback(self._on_unblocked)
-        connection.channel(on_open_callback=self._on_channel)
+        self._open_channel(lambda _: self._destinations.open(self._resume))
 
-    def _on_channel(self, channel: Channel) -> None:
-        self._channel = channel
-        self._frame_max = self._connection.params.frame_max
-        self._write = message_writer(channel, self._services, self._frame_max)
-        channel.add_on_close_callback(self._on_channel_closed)
-        channel.add_on_return_callback(self._on_return)
-        channel.confirm_delivery(self._on_confirm, callback=lambda _: self._destinations.open(self._resume))
+    def _open_channel(self, ready: Callable[[object], None]) -> None:
+        def opened(channel: Channel) -> None:
+            self._channel = channel
+            self._frame_max = self._connection.params.frame_max
+            self._write = message_writer(channel, self._services, self._frame_max)
+            channel.add_on_close_callback(self._on_channel_closed)
+            channel.add_on_return_callback(self._on_return)
+            channel.confirm_delivery(self._on_confirm, callback=ready)
+
+        self._connection.channel(on_open_callback=opened)
 
     def _on_connection_closed(self, _: Connection, reason: BaseException | str) -> None:
         if not self._finished and self._reason is None:
@@ -370,13 +381,10 @@ class Session:
                     self._finish()
                 return
             try:
-                if self._windows is not None:
-                    self._publish_within(self._windows, entry)
-                elif entry.message.destination in self._destinations.direct:
-                    self._publish(entry)
-                else:
-                    self._destinations.prepare(entry.message.destination)
-                    self._waiting = entry
+                if self._waits_to_go_alone(entry):
+                    self._backlog.put_back([entry])
+                    return
+                self._publish_or_prepare(entry)
             except DelayedError as error:
                 self._backlog.fail(entry, error)
             except (ChannelWrongStateError, ConnectionWrongStateError):
@@ -392,8 +400,31 @@ class Session:
                 self._loop.call_later(0, lambda: self._loop.call_later(0, self._go_on))
                 return
 
+    def _waits_to_go_alone(self, entry: Entry) -> bool:
+        """Return whether the broker may refuse a body, and other messages are unconfirmed, which a refusal would lose.
+
+        :raises LimitExceeded: the broker has named its limit, and the body is larger.
+        """
+        body = entry.message.body
+        if len(body) <= self._sizes.accepted:
+            return False
+        if refusal := self._sizes.refusal(body):
+            raise refusal
+        return bool(self._unconfirmed)
+
+    def _publish_or_prepare(self, entry: Entry) -> None:
+        if self._windows is not None:
+            self._publish_within(self._windows, entry)
+        elif entry.message.destination in self._destinations.direct:
+            self._publish(entry)
+        else:
+            self._destinations.prepare(entry.message.destination)
+            self._waiting = entry
+
     @property
     def _has_room(self) -> bool:
+        if self._probes and self._unconfirmed:
+            return False
         taken = len(self._unconfirmed) + len(self._refused)
         if self._windows is not None:
             if len(self._introduced) >= _INTRODUCED:
@@ -446,8 +477,14 @@ class Session:
         def closed(_: Channel, reason: Exception) -> None:
             if isinstance(reason, ChannelClosedByBroker) and self._await_no_longer(entry):
                 cause = refusal_cause(self._backlog.conn_id, self._topology, reason, name)
-                for one in [entry, *windows.take_out([name])]:
-                    self._backlog.fail(one, cause)
+                held = windows.take_out([name])
+                if reason.reply_code == PRECONDITION_FAILED and name in self._destinations.direct:
+                    # it is bound, so this message alone is refused
+                    self._fail_refused(entry, reason)
+                    self._backlog.put_back(held)
+                else:
+                    for one in [entry, *held]:
+                        self._backlog.fail(one, cause)
                 self._pump()
 
         self._destinations.introduce(name, bound, closed)
@@ -467,6 +504,7 @@ class Session:
     def _publish(self, entry: Entry) -> None:
         self._publish_on(self._channel, self._write, entry)
         self._unconfirmed.add(entry)
+        self._probes = len(entry.message.body) > self._sizes.accepted
 
     def _publish_on(self, channel: Channel, write: WriteMessage, entry: Entry) -> None:
         message, now = entry.message, self._clock()
@@ -503,6 +541,8 @@ class Session:
         for entry, returned in self._unconfirmed.settle(method.delivery_tag, method.multiple):
             if self._windows is not None:
                 self._backlog.put_back(self._windows.answered(entry))
+            if self._probes:
+                self._sizes.accepted, self._probes = len(entry.message.body), False
             self._settle(entry, refused, returned)
         self._pump()
 
@@ -541,7 +581,10 @@ class Session:
     def _on_channel_closed(self, _: Channel, reason: Exception) -> None:
         if not isinstance(reason, ChannelClosedByBroker):
             return
-        # the broker does not name the message that it refused
+        if reason.reply_code == PRECONDITION_FAILED and self._unconfirmed:
+            self._leave_out_refused(reason)
+            return
+        # it refuses all that is published so
         cause = refusal_cause(self._backlog.conn_id, self._topology, reason)
         held = [] if self._windows is None else self._windows.take_out()
         for entry in [*self._unconfirmed.clear(), *self._introduced.values(), *held]:
@@ -555,6 +598,26 @@ class Session:
         self._backlog.give_up(cause)
         self._paused = True
         self._finish()
+
+    def _leave_out_refused(self, reason: ChannelClosedByBroker) -> None:
+        """Fail the message for which the broker closed the channel, and go on with the others on a new one."""
+        entries = self._unconfirmed.clear()
+        self._sizes.note_refusal(reason.reply_text)
+        guilty = [one for one in entries if len(entries) == 1 or self._sizes.refusal(one.message.body)]
+        for entry in guilty:
+            self._fail_refused(entry, reason)
+        # as long as it is not found, messages go one at a time
+        self._window = self._most_unconfirmed if guilty else 1
+        if self._windows is not None:
+            self._backlog.put_back(self._windows.take_out())
+        self._backlog.put_back(entry for entry in entries if entry not in guilty)
+        self._paused = True
+        self._open_channel(lambda _: self._resume())
+
+    def _fail_refused(self, entry: Entry, reason: ChannelClosedByBroker) -> None:
+        self._sizes.note_refusal(reason.reply_text)
+        cause = self._sizes.refusal(entry.message.body)
+        self._backlog.fail(entry, cause or refusal_cause(self._backlog.conn_id, self._topology, reason))
 
     # destinations
 

@@ -12,7 +12,7 @@ from support.memory import peak
 from support.recorder import Recorder
 
 from airflow_delayed.delivery import SendReport
-from airflow_delayed.errors import Interrupted, SourceError
+from airflow_delayed.errors import InputError, Interrupted, LimitExceeded, SendFailed, SourceError
 from airflow_delayed.intake.columns import ColumnRules, RowBatch, RowRules
 from airflow_delayed.intake.duplicates import DuplicateFilter
 from airflow_delayed.intake.rows import RowReader
@@ -191,3 +191,50 @@ def test_message_that_came_near_while_others_were_sent_goes_to_the_broker():
     job.deliver(found)
     assert [message.body for message in broker.sent] == [b"a"]
     assert [message.body for message in store.sent] == [b"b"]
+
+
+class Strict(Recorder):
+    """Refuses bodies of over three bytes, as a broker of which only its refusal says so; the first ends a send."""
+
+    def send(self, messages):
+        report = SendReport()
+        for message in messages:
+            if len(message.body) > 3:
+                error = LimitExceeded("body", "is too large for the broker")
+                error.message_id = message.message_id
+                if not report.sent:
+                    raise error
+                raise SendFailed(self.conn_id, report, [(message.message_id, str(error))]) from error
+            self.sent.append(message)
+            report.add(message)
+        return report
+
+
+class Kept:
+    """A checkpoint in memory."""
+
+    checkpoint = None
+
+    def get(self):
+        return self.checkpoint
+
+    def keep(self, checkpoint):
+        self.checkpoint = checkpoint
+
+
+@pytest.mark.parametrize("rejects", [True, False])
+@pytest.mark.parametrize("bodies", [["a", "long", "b", "longer", "c"], ["long", "a", "b", "c", "longer"]])
+def test_what_only_the_broker_refuses_is_left_out_and_the_others_are_sent_once(rejects, bodies):
+    transport, checkpoints, rejected = Strict(), Kept(), []
+    job = sending(ListSource([{"value": body, "delay_seconds": 1} for body in bodies]), transport)
+    found = job.preflight()
+    if rejects:
+        job.deliver(found, checkpoints=checkpoints, reject=rejected.append)
+        assert [problem.row["value"] for problem in rejected] == [b"long", b"longer"]
+    else:
+        with pytest.raises(InputError, match=r"2 of 5 rows cannot be sent: message .* All others were"):
+            job.deliver(found, checkpoints=checkpoints)
+    assert [message.body for message in transport.sent] == [b"a", b"b", b"c"]
+    assert (job.sent.sent, job.refused) == (3, 2)
+    # a task that is cleared when the broker takes more sends what was refused
+    assert checkpoints.checkpoint is None

@@ -327,6 +327,7 @@ def _part(result: DeliveryResult, feed: _Feed, error: SendFailed) -> Sequence[De
     named = dict(error.failures)
     cause = error.__cause__
     missing = set(cause.destinations) if isinstance(cause, DestinationMissing) else set()
+    beyond_limit = cause.message_id if isinstance(cause, InvalidMessage) else None
     if isinstance(cause, TransportUnavailable):
         result.connection_error = cause
     else:
@@ -335,7 +336,8 @@ def _part(result: DeliveryResult, feed: _Feed, error: SendFailed) -> Sequence[De
             if message.message_id in named:
                 reason, to = named[message.message_id], message.destination
                 refused = to in error.refusing
-                result.failures[message.message_id] = Failure(reason, to in missing, refused)
+                final = to in missing or message.message_id == beyond_limit
+                result.failures[message.message_id] = Failure(reason, final, refused)
                 if refused:
                     result.refusing.setdefault(to, reason)
     result.silent |= error.silent

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_delayed.errors import DestinationMissing, SendFailed, TransportUnavailable
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.rabbitmq.backlog import Backlog, Entry
+from airflow_delayed.rabbitmq.backlog import Backlog, BodySizes, Entry
 
 LOST = TransportUnavailable("connection 'rabbit': gone")
 
@@ -68,3 +68,22 @@ def test_a_lost_connection_is_told_if_all_that_was_taken_is_confirmed() -> None:
         made.outcome()
     assert error.value.report is not None
     assert error.value.report.sent == 2
+
+
+@pytest.mark.parametrize(
+    "text, largest",
+    [
+        # 3.x, 4.x
+        ("PRECONDITION_FAILED - message size 2000 is larger than configured max size 1500", 1500),
+        # as large as RabbitMQ allows
+        ("PRECONDITION_FAILED - message size 2000 is larger than max size 1500", 1500),
+        ("PRECONDITION_FAILED - invalid expiration '-1'", 10_000),
+    ],
+)
+def test_only_a_refusal_says_how_large_a_body_may_be(text: str, largest: int) -> None:
+    sizes = BodySizes()
+    assert sizes.refusal(bytes(10_000)) is None
+    sizes.note_refusal(text)
+    assert sizes.refusal(bytes(largest)) is None
+    if largest < 10_000:
+        assert "has 1,501 bytes, and the broker takes 1,500" in str(sizes.refusal(bytes(1501)))

@@ -43,3 +43,11 @@ def test_what_is_taken_out_keeps_its_order() -> None:
     settled(unconfirmed, 1)
     assert [entry.message.message_id for entry in unconfirmed.clear()] == ["b", "c"]
     assert (len(unconfirmed), unconfirmed.last) == (0, 3)
+
+
+def test_tags_begin_again_with_each_channel() -> None:
+    unconfirmed = published("a", "b")
+    unconfirmed.clear()
+    unconfirmed.add(Entry(DelayedMessage(destination="q", body=b"", due_at=EPOCH, message_id="c")))
+    assert settled(unconfirmed, 1) == [("c", None)]
+    assert unconfirmed.settled == 3
