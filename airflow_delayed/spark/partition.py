@@ -155,7 +155,7 @@ class PartitionSend:
         settings = self._settings
         if message.due_at > settings.newest:
             problem = f"is {message.due_at:%Y-%m-%d %H:%M:%S} UTC, further off than max_future={settings.max_future}"
-            self._refuse("due_at", problem, self._row_of(message))
+            self._refuse(settings.wanted.label("due_at"), problem, self._row_of(message))
             return False
         if settings.past_due == "send":
             return True
@@ -179,7 +179,7 @@ class PartitionSend:
         try:
             route.check(message, now)
         except InvalidMessage as error:
-            self._refuse(error.column, error.problem, self._row_of(message))
+            self._refuse(self._settings.wanted.label(error.column), error.problem, self._row_of(message))
             return
         (self._to_store if route.holds(message, now) else self._direct).append(message)
 
