@@ -459,7 +459,7 @@ def test_columns_of_another_name_are_read_and_corrected_rejects_read_again(run, 
         "id_columns": ["customer_id"],
         "rejects": str(tmp_path / "rejects.jsonl"),
     }
-    with pytest.raises(AirflowFailException, match="unknown columns customer_id, price, remind_at .* pass columns="):
+    with pytest.raises(AirflowFailException, match=r"unknown columns customer_id, price, remind_at .* pass columns="):
         run.execute(messages=rows)
     assert run.execute(messages=rows, **arguments)["sent"] == 1
     [message] = run.transport.sent
