@@ -103,7 +103,9 @@ class NullCriterion(InputError):
 
 
 class InvalidMessage(InputError):
-    """A message breaks a rule. ``column`` is the wrong field."""
+    """A message breaks a rule. ``column`` is the wrong field; ``message_id`` is known where a transport found it."""
+
+    message_id: str | None = None
 
     def __init__(self, column: str, problem: str) -> None:
         super().__init__(f"{column}: {problem}")

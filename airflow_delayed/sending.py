@@ -26,7 +26,7 @@ from airflow_delayed.errors import (
     some,
 )
 from airflow_delayed.identity import digest_of
-from airflow_delayed.intake.columns import ColumnRules, RowBatch, row_of
+from airflow_delayed.intake.columns import ColumnRules, RowBatch
 from airflow_delayed.intake.duplicates import DuplicateFilter, DuplicateIndex, Duplicates
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import Source
@@ -427,7 +427,8 @@ class Sending:
         try:
             self.route.check(message, self._judged_at)
         except InvalidMessage as error:
-            return Problem(found.place(number), error.column, error.problem, row_of(message))
+            column = self.wanted.label(error.column)
+            return Problem(found.place(number), column, error.problem, self.wanted.row_of(message))
         return None
 
     def _skips(self, message: DelayedMessage) -> bool:
@@ -625,7 +626,7 @@ class Sending:
         if not refused:
             raise error
         for message in refused:
-            problem = Problem(f"message {message.message_id}", cause.column, cause.problem, row_of(message))
+            problem = Problem(f"message {message.message_id}", cause.column, cause.problem, self.wanted.row_of(message))
             self.refused += 1
             if len(self._refusals) < SHOWN:
                 self._refusals.append(problem)

@@ -262,7 +262,7 @@ def to_batch(records: pa.RecordBatch, file: SourceFile, first_row: int) -> RowBa
         size=records.num_rows,
         origin=file.name,
         first_row=first_row,
-        ids_given="message_id" in columns,
+        is_table=True,
         records=records,
         partition=file.partition,
     )

@@ -39,7 +39,7 @@ from airflow_delayed.intake.arrow import (
     part,
     text_parts,
 )
-from airflow_delayed.intake.columns import MAX_HEADERS, RowBatch, RowRules
+from airflow_delayed.intake.columns import MAX_HEADERS, RowBatch, RowRules, names_of
 from airflow_delayed.message import (
     EPOCH,
     MAX_ID_LENGTH,
@@ -61,6 +61,7 @@ class ColumnarReader:
 
     def __init__(self, rules: RowRules) -> None:
         self._rules = rules
+        self._names = names_of(rules.columns)
         self._anchor = self._due = self._expires = None
         try:
             given = DelayedMessage(
@@ -94,24 +95,26 @@ class ColumnarReader:
             return None
 
     def _check(self, records: pa.RecordBatch, batch: RowBatch) -> ColumnarRows:
-        columns = {name: records.column(index) for index, name in enumerate(records.schema.names)}
-        if len(columns) < records.num_columns:
+        given = {name: records.column(index) for index, name in enumerate(records.schema.names)}
+        if len(given) < records.num_columns:
             raise Unusual
-        for name, value in batch.partition.items():
-            if name not in columns and value is not None and name in _NO_TEXT:
-                raise Unusual
-            columns.setdefault(name, pa.nulls(batch.size) if value is None else pa.repeat(value, batch.size))
+        folders = {name: value for name, value in batch.partition.items() if name not in given}
+        if any(folders.get(self._names.get(name, "")) is not None for name in _NO_TEXT):
+            raise Unusual
+        for name, value in folders.items():
+            given[name] = pa.nulls(batch.size) if value is None else pa.repeat(value, batch.size)
+        columns = {name: given[source] for name, source in self._names.items() if source in given}
         # a column without a type has no values
         columns = {name: column for name, column in columns.items() if name not in _OPTIONAL or not _empty(column)}
         if _BY_ROW & columns.keys():
             raise Unusual
-        due = self._dues(columns)
+        due = self._dues(columns, batch.size)
         rows = ColumnarRows(
             size=batch.size,
             destinations=self._destinations(columns),
             bodies=_bodies(columns),
             due_us=due,
-            ids=self._ids(columns, batch.size),
+            ids=self._ids(columns, given, batch.size),
             headers=_headers(columns),
             given=self._rules.headers,
             tags=self._tags(columns),
@@ -163,8 +166,8 @@ class ColumnarReader:
         arrow.none_empty(texts)
         return texts if given is None or not texts.null_count else pc.fill_null(texts, given)
 
-    def _dues(self, columns: dict[str, Any]) -> pa.Array:
-        due = self._moments(columns, "due_at") if "due_at" in columns else None
+    def _dues(self, columns: dict[str, Any], size: int) -> pa.Array:
+        due = self._moments(columns, columns["due_at"]) if "due_at" in columns else None
         if "delay_seconds" in columns:
             delays = columns["delay_seconds"]
             if self._anchor is None:
@@ -177,17 +180,16 @@ class ColumnarReader:
         if due is None or due.null_count:
             if self._due is None:
                 raise Unusual
-            size = len(next(iter(columns.values())))
             due = pa.repeat(pa.scalar(self._due, pa.int64()), size) if due is None else pc.fill_null(due, self._due)
         return due
 
-    def _moments(self, columns: dict[str, Any], name: str) -> pa.Array:
+    def _moments(self, columns: dict[str, Any], column: Any) -> pa.Array:
         # a row's own zone takes part in reading a time without an offset alone, which is done row by row
-        return arrow.microseconds(columns[name], naive_is_utc=self._zone_is_utc and "timezone" not in columns)
+        return arrow.microseconds(column, naive_is_utc=self._zone_is_utc and "timezone" not in columns)
 
     def _expiries(self, columns: dict[str, Any], due: pa.Array) -> pa.Array | None:
         if "expires_at" in columns:
-            expires = self._moments(columns, "expires_at")
+            expires = self._moments(columns, columns["expires_at"])
             if self._expires is not None:
                 expires = pc.fill_null(expires, self._expires)
         elif self._expires is not None:
@@ -198,11 +200,11 @@ class ColumnarReader:
             raise Unusual
         return expires
 
-    def _ids(self, columns: dict[str, Any], size: int) -> pa.Array | str | None:
+    def _ids(self, columns: dict[str, Any], given: dict[str, Any], size: int) -> pa.Array | str | None:
         if self._rules.id_columns:
             if "message_id" in columns:
                 raise Unusual
-            return _key_ids(self._rules.id_columns, columns, size)
+            return _key_ids(self._rules.id_columns, given, size)
         if "message_id" not in columns:
             return self._rules.message_id
         ids = arrow.texts(columns["message_id"])

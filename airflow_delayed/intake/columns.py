@@ -40,6 +40,9 @@ COLUMNS: Mapping[str, str] = {
     "timezone": "text",
 }
 
+#: The names of a source's columns by ours, where no ``columns=`` is given.
+_SAME: Mapping[str, str] = {name: name for name in COLUMNS}
+
 _REMEDIES: Mapping[str, str] = {
     "text": "cast({0} as string) makes it, or hex({0}) of bytes that are no text",
     "text or binary": "to_json({0}) makes text of a structure, and cast({0} as string) of a number",
@@ -72,13 +75,52 @@ def check_count(columns: int, origin: str) -> None:
         )
 
 
-def wrong_type(name: str, kind: str, *, is_text: bool) -> str:
-    """Return the problem of a column of a wrong type, and how the right one is made of it.
+def check_renames(columns: object) -> None:
+    """Check ``columns=``: names of a source's columns by ours.
+
+    :raises ValueError: it is something else, or names a column that no message has.
+    """
+    if columns is None:
+        return
+    if not isinstance(columns, Mapping) or not all(isinstance(name, str) and name for name in columns.values()):
+        raise ValueError(
+            "columns= must be a dictionary that has, by our name of a column, the source's: {'value': 'text'}"
+        )
+    if unknown := sorted(str(name) for name in columns if name not in COLUMNS):
+        raise ValueError(
+            f"columns= has {some(unknown, separator=', ')}, and its keys are our names: {', '.join(COLUMNS)}; the"
+            " source's own are its values, as in {'value': 'text'}"
+        )
+    if "value" in columns and "body" in columns:
+        raise ValueError("columns= has both value and body, which are two names of one thing; leave one out")
+
+
+def names_of(columns: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return, by our names, the names of a source's columns that are read.
+
+    A column that ``columns=`` names is what it says there, and nothing by its own name.
+    """
+    if not columns:
+        return _SAME
+    bodies = {"value", "body"} if {"value", "body"} & columns.keys() else set()
+    others = COLUMNS.keys() - columns.keys() - set(columns.values()) - bodies
+    return {name: columns.get(name, name) for name in COLUMNS if name in columns or name in others}
+
+
+def label(name: str, source: str) -> str:
+    """Name a column for a person: by the source's name, and by ours if that is another one."""
+    return name if name == source else f"{source} ({name})"
+
+
+def wrong_type(source: str, kind: str, name: str, *, is_text: bool) -> str:
+    """Return the problem of a source's column of a wrong type, and how the right one is made of it.
 
     :param kind: its type, as the library that reads it calls it.
+    :param name: our name of it.
     """
     wanted = COLUMNS[name]
-    problem = f"column {name} is {kind}, and must be {wanted}"
+    problem = f"column {label(name, source)} is {kind}, and must be {wanted}"
+    name = source
     if wanted != "a timestamp":
         return f"{problem}; in Spark {_REMEDIES[wanted].format(name)}"
     if is_text:
@@ -97,7 +139,7 @@ class RowBatch:
     :param first_row: the number of the first row in its origin, counted from 1.
     :param broken: rows that could not be read, by index: the column, and the reason.
     :param rows: the rows as they came, where they are dictionaries; columns that are not read are in these alone.
-    :param ids_given: the rows have a column of ids, so that a null in it is an error.
+    :param is_table: all rows have the same columns, so that a null in one of ids is an error.
     :param records: the same rows as an Arrow record batch, without the columns of ``partition``, for all rows alike.
     :param wall_clocks: the columns whose times have no time zone, and by which type or schema.
     """
@@ -108,7 +150,7 @@ class RowBatch:
     first_row: int = 1
     broken: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     rows: Sequence[Mapping[str, object]] | None = field(default=None, repr=False)
-    ids_given: bool = False
+    is_table: bool = False
     records: Any = field(default=None, repr=False)
     partition: Mapping[str, str | None] = field(default_factory=dict)
     wall_clocks: Mapping[str, str] = field(default_factory=dict)
@@ -177,66 +219,121 @@ class ColumnRules:
     :param destination: all rows without their own have a destination.
     :param due: all rows without their own have a delay or a due time.
     :param id_columns: the columns of the key.
-    :param ignore_others: unknown columns are ignored, and no error.
+    :param columns: the source's names of columns, by ours; if it is given, unknown columns are ignored, and no error.
     """
 
     destination: bool = False
     due: bool = False
     id_columns: tuple[str, ...] = ()
-    ignore_others: bool = False
+    columns: Mapping[str, str] | None = None
+    #: The source's names of the columns that a message is made of, by ours.
+    names: Mapping[str, str] = field(init=False, repr=False, compare=False)
+    _used: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", names_of(self.columns))
+        object.__setattr__(self, "_used", frozenset([*self.names.values(), *self.id_columns]))
 
     def check(self, columns: Collection[str], origin: str) -> None:
-        """Check the names of a source's columns.
+        """Check the names of the columns that all rows of a source have.
 
         :raises UnsupportedColumns: some are missing, mean nothing, or say the same thing twice.
         """
+        self.check_renamed(self.renamed() - set(columns), origin, self._problems(columns))
+
+    def renamed(self) -> set[str]:
+        """Return the names of the source's columns that ``columns`` has."""
+        return set((self.columns or {}).values())
+
+    def check_renamed(self, missing: Collection[str], origin: str, others: Sequence[str] = ()) -> None:
+        """Check that the source has all columns that ``columns`` names.
+
+        :param missing: those that no row has.
+        :param others: other problems.
+        :raises UnsupportedColumns: it lacks some, or there are other problems.
+        """
+        problems = [
+            f"no column {label(name, source)}, which columns= names"
+            for name, source in (self.columns or {}).items()
+            if source in missing
+        ]
+        if problems or others:
+            raise UnsupportedColumns(f"{origin}: {'; '.join([*problems, *others])}")
+
+    def _problems(self, columns: Collection[str]) -> list[str]:
         problems = [*self._missing(columns), *self._contradictions(columns)]
-        unknown = sorted(set(columns) - COLUMNS.keys() - {REJECTED} - set(self.id_columns))
+        unknown = sorted(set(columns) - self._used - {REJECTED})
         in_capitals = [name for name in unknown if name.lower() in COLUMNS]
-        if in_capitals and (problems or not self.ignore_others):
-            problems.append(f"{some(in_capitals, separator=', ')}: names are in lower case")
-            unknown = [name for name in unknown if name not in in_capitals]
-        if unknown and not self.ignore_others:
+        if in_capitals and (problems or self.columns is None):
             problems.append(
-                f"unknown columns {some(unknown, separator=', ')} (known are {', '.join(COLUMNS)}); drop them, name"
-                " them in id_columns=, or pass unknown_columns='ignore'"
+                f"{some(in_capitals, separator=', ')}: names are in lower case; columns= has what others mean"
             )
-        if problems:
-            raise UnsupportedColumns(f"{origin}: {'; '.join(problems)}")
+            unknown = [name for name in unknown if name not in in_capitals]
+        if unknown and self.columns is None:
+            problems.append(
+                f"unknown columns {some(unknown, separator=', ')} (known are {', '.join(COLUMNS)}); pass columns=,"
+                " where columns={'value': 'text'} reads text as value and ignores columns that mean nothing, as does"
+                " columns={}; or drop them, or name them in id_columns="
+            )
+        return problems
 
     def problem(self, row: Mapping[str, object]) -> tuple[str, str] | None:
         """Return the column and the problem of one row whose field names break the rules, or None."""
         if not all(isinstance(name, str) for name in row):
             return "fields", "have a name that is not text"
-        try:
-            self.check(row, "")
-        except UnsupportedColumns as error:
-            return "fields", str(error).removeprefix(": ")
-        if "message_id" in row and row["message_id"] is None:
-            return "message_id", NULL_ID
-        return None
+        if problems := self._problems(row):
+            return "fields", "; ".join(problems)
+        return self.id_problem(row)
+
+    def id_problem(self, row: Mapping[str, object]) -> tuple[str, str] | None:
+        """Return the column and the problem of one row whose id is null, or None."""
+        source = self.names.get("message_id")
+        if source is None or row.get(source) is not None:
+            return None
+        # a row may lack it, unless it is named
+        is_null = source in row or "message_id" in (self.columns or {})
+        return (self.label("message_id"), NULL_ID) if is_null else None
+
+    def label(self, name: str) -> str:
+        """Name one of our columns for a person."""
+        return label(name, self.names.get(name, name))
 
     def uses(self, column: str) -> bool:
-        """Return whether a column is read."""
-        return column in COLUMNS or column in self.id_columns
+        """Return whether a source's column is read."""
+        return column in self._used
+
+    def meanings(self, column: str) -> list[str]:
+        """Return our names of a source's column: none of one that is read for an id alone."""
+        return [name for name, source in self.names.items() if source == column]
+
+    def row_of(self, message: DelayedMessage) -> dict[str, object]:
+        """Return a message as a row with the source's names, without fields that are None."""
+        row = row_of(message)
+        if "value" not in self.names:
+            row["body"] = row.pop("value")
+        return {self.names[name]: value for name, value in row.items() if name in self.names}
 
     def _missing(self, columns: Collection[str]) -> list[str]:
+        missing = {name for name in COLUMNS if self.names.get(name) not in columns}
         problems = []
-        if "value" not in columns and "body" not in columns:
-            problems.append("no column value (or body): what is to be sent?")
-        if "destination" not in columns and not self.destination:
-            problems.append("no column destination; add it, or give destination=")
-        if "due_at" not in columns and "delay_seconds" not in columns and not self.due:
-            problems.append("no column due_at or delay_seconds; add one, or give due_at= or delay=")
+        if {"value", "body"} <= missing:
+            value = "value (or body)" if {"value", "body"} <= self.names.keys() else None
+            value = value or self.label("value" if "value" in self.names else "body")
+            problems.append(f"no column {value}: what is to be sent?")
+        if "destination" in missing and not self.destination:
+            problems.append(f"no column {self.label('destination')}; add it, or give destination=")
+        if {"due_at", "delay_seconds"} <= missing and not self.due:
+            names = f"{self.label('due_at')} or {self.label('delay_seconds')}"
+            problems.append(f"no column {names}; add one, or give due_at= or delay=")
         problems += [f"no column {name}, which id_columns= names" for name in self.id_columns if name not in columns]
         return problems
 
     def _contradictions(self, columns: Collection[str]) -> list[str]:
         problems = []
-        if "value" in columns and "body" in columns:
+        if self.names.get("value") in columns and self.names.get("body") in columns:
             problems.append("both value and body, which are two names of one thing; drop one")
-        if "message_id" in columns and self.id_columns:
-            problems.append("a column message_id, and id_columns= too; leave one of them out")
+        if self.names.get("message_id") in columns and self.id_columns:
+            problems.append(f"a column {self.label('message_id')}, and id_columns= too; leave one of them out")
         return problems
 
 
@@ -251,6 +348,7 @@ class RowRules:
     :param spread: a message is due within so long after its time, by a hash of its id.
     :param zone: the time zone of times without an offset, in rows without a ``timezone`` of their own; without either
         they are an error.
+    :param columns: see ColumnRules; ``id_columns`` and ``delay_from`` are the source's names.
     """
 
     anchor: datetime | None
@@ -263,3 +361,4 @@ class RowRules:
     optional: Mapping[str, Any] = field(default_factory=dict)
     spread: timedelta = timedelta(0)
     zone: ZoneInfo | None = None
+    columns: Mapping[str, str] | None = None

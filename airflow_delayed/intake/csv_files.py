@@ -107,7 +107,7 @@ def _batch(records: pa.RecordBatch, file: SourceFile, first: int) -> RowBatch:
         origin=batch.origin,
         first_row=first,
         broken=broken,
-        ids_given=batch.ids_given,
+        is_table=True,
     )
 
 

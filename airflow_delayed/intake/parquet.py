@@ -90,11 +90,11 @@ class ParquetFiles(FileSource):
                 check_names(used, file.name)
                 times = time_columns(parquet, used, self._declared)
                 known.add(file.name, times)
-                naive_ok = self._naive_ok or "timezone" in names
+                naive_ok = self._naive_ok or wanted.names.get("timezone") in names
                 if not naive_ok and any(_lacks_zone(column) for column in times.values()):
                     self._compare(self._files[index + 1 :], wanted, known)
                 read = pa.schema([column for column in parquet.schema_arrow if column.name in used])
-                check_schema(read, file.name, times, naive_ok=naive_ok)
+                check_schema(read, file.name, times, wanted, naive_ok=naive_ok)
                 first = 1
                 # of all row groups at once pyarrow would hold the whole file
                 for group in range(parquet.num_row_groups):
@@ -160,7 +160,9 @@ def check_footer(file: SourceFile, handle: Any) -> None:
         )
 
 
-def check_schema(schema: pa.Schema, origin: str, times: Mapping[str, TimeColumn], *, naive_ok: bool) -> None:
+def check_schema(
+    schema: pa.Schema, origin: str, times: Mapping[str, TimeColumn], wanted: ColumnRules, *, naive_ok: bool
+) -> None:
     """Check the types of the columns that are read. Those of a key are flat: what a list repeats has no bound.
 
     :param times: the columns of timestamps.
@@ -169,9 +171,11 @@ def check_schema(schema: pa.Schema, origin: str, times: Mapping[str, TimeColumn]
     """
     problems = []
     for column in schema:
-        if column.name in COLUMNS and not _fits(column.name, column.type):
-            problems.append(wrong_type(column.name, str(column.type), is_text=is_text(column.type)))
-        elif column.name not in COLUMNS and pa.types.is_nested(plain_type(column.type)):
+        names = wanted.meanings(column.name)
+        if wrong := [name for name in names if not _fits(name, column.type)]:
+            kind = str(column.type)
+            problems += [wrong_type(column.name, kind, name, is_text=is_text(column.type)) for name in wrong]
+        elif not names and pa.types.is_nested(plain_type(column.type)):
             problems.append(
                 f"column {column.name} is {column.type}, which cannot be part of a key; use text, whole numbers, times"
                 " or dates"

@@ -19,12 +19,13 @@ from uuid import UUID
 import pyarrow as pa
 
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.intake.columns import BATCH_BYTES, BATCH_ROWS, COLUMNS, NULL_ID, ColumnRules, row_of
+from airflow_delayed.intake.columns import BATCH_BYTES, BATCH_ROWS, COLUMNS, ColumnRules, label, row_of
 from airflow_delayed.intake.rows import TOO_DEEP, body_of, headers_of, is_deep
 from airflow_delayed.message import DelayedMessage, parse_time
 
+_Problem = tuple[str, str]
 #: By index: the column of a row that cannot be sent, and the problem.
-Broken = dict[int, tuple[str, str]]
+Broken = dict[int, _Problem]
 
 _MAP = pa.map_(pa.string(), pa.string())
 _TYPES: Mapping[type, pa.DataType | None] = {
@@ -121,7 +122,7 @@ def headers_of_text(text: str) -> dict[str, Any]:
 
 
 def to_records(
-    names: Sequence[str], rows: Sequence[Sequence[Any]], broken: Broken
+    names: Sequence[str], rows: Sequence[Sequence[Any]], broken: Broken, wanted: ColumnRules
 ) -> Iterator[tuple[pa.RecordBatch, Broken]]:
     """Yield rows as record batches, each with the rows in it that cannot be sent; without any columns there is none.
 
@@ -131,24 +132,26 @@ def to_records(
     arrays = [typed(column) for column in columns]
     if len(rows) > 1 and any(array is None for array in arrays):
         half = len(rows) // 2
-        yield from to_records(names, rows[:half], {at: problem for at, problem in broken.items() if at < half})
+        before = {at: problem for at, problem in broken.items() if at < half}
+        yield from to_records(names, rows[:half], before, wanted)
         after = {at - half: problem for at, problem in broken.items() if at >= half}
-        yield from to_records(names, rows[half:], after)
+        yield from to_records(names, rows[half:], after, wanted)
         return
     for index, array in enumerate(arrays):
         if array is None:
-            broken.setdefault(0, (names[index], _problem(names[index], columns[index][0])))
+            broken.setdefault(0, _problem(names[index], columns[index][0], wanted))
             arrays[index] = pa.nulls(1)
     yield pa.RecordBatch.from_arrays(arrays, list(names)), broken
 
 
-def _problem(name: str, value: object) -> str:
+def _problem(column: str, value: object, wanted: ColumnRules) -> _Problem:
     kind = type(value).__name__
-    if name not in COLUMNS:
-        return f"{kind} cannot be part of a key; use text, whole numbers, times or dates"
+    names = wanted.meanings(column)
+    if not names:
+        return column, f"{kind} cannot be part of a key; use text, whole numbers, times or dates"
     if isinstance(value, dict | datetime | str):
-        return f"must be {COLUMNS[name]}, and has a value that is not"
-    return f"must be {COLUMNS[name]}, not {kind}"
+        return wanted.label(names[0]), f"must be {COLUMNS[names[0]]}, and has a value that is not"
+    return wanted.label(names[0]), f"must be {COLUMNS[names[0]]}, not {kind}"
 
 
 #: Bytes of values in memory at a time: as arrays and as a file's bytes they are there twice more.
@@ -157,7 +160,6 @@ _CHUNK_BYTES = BATCH_BYTES // 8
 _VALUE = 50
 #: Different sets of field names that are remembered; a row with keys of its own may have any.
 _MOST_SHAPES = 1000
-_Problem = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,27 +178,31 @@ class ProducedBatch:
 def produced(entries: Iterable[object], wanted: ColumnRules) -> Iterator[ProducedBatch]:
     """Yield entries, each a dictionary or a DelayedMessage, in batches; one that is wrong is a problem of its own."""
     shapes = _Shapes(wanted)
+    unseen = wanted.renamed()
     first, size = 1, 0
     rows: list[Mapping[str, Any]] = []
     broken: Broken = {}
     for entry in entries:
         row, problem = shapes.read(entry)
+        unseen.difference_update(row)
         if problem:
             broken[len(rows)] = problem
         rows.append(row)
         size += _weight(row)
         if len(rows) == BATCH_ROWS or size > _CHUNK_BYTES:
-            yield from _batches(rows, broken, first)
+            yield from _batches(rows, broken, first, wanted)
             first += len(rows)
             rows, broken, size = [], {}, 0
     if rows:
-        yield from _batches(rows, broken, first)
+        yield from _batches(rows, broken, first, wanted)
+    if rows or first > 1:
+        wanted.check_renamed(unseen, "its rows")
 
 
-def _batches(rows: list[Mapping[str, Any]], broken: Broken, first: int) -> Iterator[ProducedBatch]:
+def _batches(rows: list[Mapping[str, Any]], broken: Broken, first: int, wanted: ColumnRules) -> Iterator[ProducedBatch]:
     names = list({name: None for row in rows for name in row}) or ["value"]
     values = [tuple(map(row.get, names)) for row in rows]
-    for records, problems in to_records(names, values, broken):
+    for records, problems in to_records(names, values, broken, wanted):
         yield ProducedBatch(records=records, first_row=first, broken=problems)
         first += records.num_rows
 
@@ -225,7 +231,7 @@ class _Shapes:
 
     def __init__(self, wanted: ColumnRules) -> None:
         self._wanted = wanted
-        self._known: dict[tuple[object, ...], tuple[_Problem | None, list[str]]] = {}
+        self._known: dict[tuple[object, ...], tuple[_Problem | None, list[tuple[str, str]]]] = {}
 
     def read(self, entry: object) -> tuple[Mapping[str, Any], _Problem | None]:
         """Return the fields of one entry that are read, and its problem."""
@@ -233,23 +239,29 @@ class _Shapes:
         if not isinstance(row, Mapping):
             return {}, ("message", f"must be a dictionary or a DelayedMessage, not {type(entry).__name__}")
         problem, used = self._shape(row)
-        if problem is None and "message_id" in row and row["message_id"] is None:
-            problem = "message_id", NULL_ID
+        problem = problem or self._wanted.id_problem(row)
         values = {}
-        for name in used:
+        for source, name in used:
             try:
-                values[name] = plain(name, row[name])
+                values[source] = plain(name, row[source])
             except InvalidMessage as error:
-                problem = problem or (name, error.problem)
+                problem = problem or (label(name, source), error.problem)
         return values, problem
 
-    def _shape(self, row: Mapping[Any, object]) -> tuple[_Problem | None, list[str]]:
+    def _shape(self, row: Mapping[Any, object]) -> tuple[_Problem | None, list[tuple[str, str]]]:
+        """Return the problem of rows with these names, and the names that are read, each with ours."""
         names = tuple(row)
         shape = self._known.get(names)
         if shape is None:
             problem = self._wanted.problem(dict.fromkeys(names, ""))
-            used = [name for name in names if isinstance(name, str) and self._wanted.uses(name)]
+            used = [(name, self._meaning(name)) for name in names if isinstance(name, str) and self._wanted.uses(name)]
             if len(self._known) == _MOST_SHAPES:
                 self._known.clear()
             shape = self._known[names] = problem, used
         return shape
+
+    def _meaning(self, column: str) -> str:
+        """Return what a column is read as: a body becomes bytes only if it is nothing else."""
+        names = self._wanted.meanings(column)
+        others = [name for name in names if name not in _BODIES]
+        return others[0] if others else column if not names or column in self._wanted.id_columns else names[0]

@@ -17,7 +17,15 @@ from airflow_delayed.clock import Shift, resolve, zone
 from airflow_delayed.errors import InputError, InvalidMessage, NaiveTime, short
 from airflow_delayed.fields import FIELD_MOMENTS, FIELD_NAMES
 from airflow_delayed.identity import content_digest, key_id, spread_id, spread_offset
-from airflow_delayed.intake.columns import MAX_HEADERS, NULL_ID, RowBatch, RowRules, TooManyHeaders
+from airflow_delayed.intake.columns import (
+    MAX_HEADERS,
+    NULL_ID,
+    RowBatch,
+    RowRules,
+    TooManyHeaders,
+    label,
+    names_of,
+)
 from airflow_delayed.message import (
     MICROSECOND,
     DelayedMessage,
@@ -71,6 +79,7 @@ class RowReader:
         self.shifts = Shifts()
         self._checks: ColumnarReader | None = None
         self._for_all = {name: rules.optional.get(name) for name in FIELD_NAMES}
+        self._names = names_of(rules.columns)
 
     def read(self, batch: RowBatch) -> Iterator[DelayedMessage | Problem]:
         """Yield, for each row in its order, a message or a problem."""
@@ -92,11 +101,15 @@ class RowReader:
 
     def by_row(self, batch: RowBatch) -> Iterator[DelayedMessage | Problem]:
         """Yield the same as :meth:`read`, without its fast path by columns."""
-        columns = batch.columns
-        column: Any = batch.values
+        columns, names = batch.columns, self._names
+
+        def column(name: str) -> Iterator[Any]:
+            return batch.values(names[name]) if name in names else repeat(None, batch.size)
+
         keys: Any = repeat(None, batch.size)
         if self.rules.id_columns:
-            keys = zip(*map(column, self.rules.id_columns), strict=True)
+            keys = zip(*map(batch.values, self.rules.id_columns), strict=True)
+        ids_given = batch.is_table and names.get("message_id") in columns
         rows = zip(
             column("value"),
             column("body"),
@@ -118,15 +131,15 @@ class RowReader:
                 yield Problem(batch.place(index), *broken[index], batch.row(index))
                 continue
             try:
-                if message_id is None and batch.ids_given:
+                if message_id is None and ids_given:
                     raise InvalidMessage("message_id", NULL_ID)
                 content = body if value is None else value
                 yield self._message(content, destination, due, delay, spread, headers, message_id, optional, where, key)
             except InvalidMessage as error:
                 name = error.column
-                if name == "body" and (value is not None or "body" not in columns):
+                if name == "body" and "value" in names and (value is not None or names.get("body") not in columns):
                     name = "value"
-                yield Problem(batch.place(index), name, error.problem, batch.row(index))
+                yield Problem(batch.place(index), label(name, names.get(name, name)), error.problem, batch.row(index))
 
     def _message(
         self,

@@ -77,13 +77,14 @@ class ListSource:
     def batches(self, wanted: ColumnRules) -> Iterator[RowBatch]:
         """Yield the messages; a field that is wrong is a problem of its own row, since no two need have the same."""
         entries = iter(self._messages)
-        first = 1
+        first, unseen = 1, wanted.renamed()
         while chunk := list(islice(entries, BATCH_ROWS)):
             rows, broken = [], {}
             for index, entry in enumerate(chunk):
                 row = row_of(entry) if isinstance(entry, DelayedMessage) else entry
                 if isinstance(row, Mapping):
                     problem = wanted.problem(row)
+                    unseen.difference_update(row)
                 else:
                     kind = type(row).__name__
                     row, problem = {}, ("message", f"must be a dictionary or a DelayedMessage, not {kind}")
@@ -92,6 +93,8 @@ class ListSource:
                     broken[index] = problem
             yield batch_of(rows, self.name, first, broken)
             first += len(chunk)
+        if self._messages:
+            wanted.check_renamed(unseen, self.name)
 
     def fingerprint(self) -> bytes:
         """Return a hash of the messages."""
@@ -121,6 +124,7 @@ class JsonLinesFiles(FileSource):
 
     def batches(self, wanted: ColumnRules) -> Iterator[RowBatch]:
         """Yield the rows of each file; a line that is wrong is a problem of its own."""
+        unseen, some_rows = wanted.renamed(), False
         for file in self._files:
             first, size = 1, 0
             rows: list[Mapping[str, object]] = []
@@ -138,10 +142,14 @@ class JsonLinesFiles(FileSource):
                 problem = problem or wanted.problem(row)
                 if problem:
                     broken[len(rows)] = problem
+                unseen.difference_update(row)
+                some_rows = True
                 rows.append(row)
                 size += len(line)
             if rows:
                 yield batch_of(rows, file.name, first, broken)
+        if some_rows:
+            wanted.check_renamed(unseen, self.name)
 
 
 def _row_of(line: bytes, file: SourceFile) -> tuple[Mapping[str, object], tuple[str, str] | None]:

@@ -74,7 +74,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         (``s3://conn_id@bucket/key``): text, a ``pathlib.Path`` or an ObjectStoragePath. Folders named ``column=value``
         add that column. The files' endings say their format, and a folder must have ``_SUCCESS``. Or an object of
         :mod:`airflow_delayed.sources`: files of another ending or without ``_SUCCESS``, a query, a Delta table.
-    :param unknown_columns: "fail", or "ignore" columns that mean nothing here.
+    :param columns: the source's names of columns, by ours: ``{"value": "text", "due_at": "remind_at"}``. With it, also
+        with ``{}``, columns that mean nothing are ignored; without it they are an error. ``id_columns`` has the
+        source's names. An object of :mod:`airflow_delayed.sources` may have it instead.
     :param value: one message's body (text, bytes, or a list or dictionary for JSON). Treated as
         ``messages`` is.
     :param headers: a dictionary of text to text, joined with the row's own. The UI shows their names; all other
@@ -214,7 +216,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         max_past: timedelta | str | None = None,
         on_backfill: Literal["send", "skip", "fail"] = "send",
         on_empty: Literal["warn", "fail", "skip"] = "warn",
-        unknown_columns: Literal["fail", "ignore"] = "fail",
+        columns: Mapping[str, str] | None = None,
         envelope: str | None = None,
         dry_run: bool = False,
         lead: timedelta | str | None = None,
@@ -249,7 +251,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.max_past = config.max_past() if max_past is None else max_past
         self.on_backfill = on_backfill
         self.on_empty = on_empty
-        self.unknown_columns = unknown_columns
+        self.columns = columns
         self.envelope = envelope
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run

@@ -24,7 +24,7 @@ from airflow_delayed.delivery import DelayStore, delivery_for, store_for
 from airflow_delayed.errors import InputError, InvalidMessage, SourceError, check_choice
 from airflow_delayed.fields import FIELD_MOMENTS, FIELD_NAMES
 from airflow_delayed.identity import Origin, scope_of
-from airflow_delayed.intake.columns import ColumnRules, RowRules
+from airflow_delayed.intake.columns import ColumnRules, RowRules, check_renames
 from airflow_delayed.intake.sources import ListSource, Rejects, Source
 from airflow_delayed.intake.spool import Spool
 from airflow_delayed.message import delay_of, due_after, parse_time, plain_span, utc
@@ -149,7 +149,6 @@ class CommonArguments:
         "past_due": ("fail", "send", "skip"),
         "on_backfill": ("send", "skip", "fail"),
         "on_empty": ("warn", "fail", "skip"),
-        "unknown_columns": ("fail", "ignore"),
     }
 
     conn_id: str
@@ -172,7 +171,7 @@ class CommonArguments:
     max_past: timedelta
     on_backfill: str
     on_empty: str
-    unknown_columns: str
+    columns: Mapping[str, str] | None
     envelope: str | None
     only_plan: bool
 
@@ -181,6 +180,7 @@ class CommonArguments:
             raise ValueError("delay= and due_at= say the same thing; give one of them")
         for name, choices in self.choices.items():
             check_choice(name, getattr(self, name), choices)
+        check_renames(self.columns)
         for name in ("hold_over", "max_past", *(["spread"] if self.spread is not None else [])):
             object.__setattr__(self, name, span_of(name, getattr(self, name)))
         self.check_store("until_due", "only there can messages wait until they are due, and be cancelled until then")
@@ -375,6 +375,10 @@ class SendArguments(CommonArguments):
             raise ValueError("id_columns= is empty; leave it out to have ids made from content")
         if self.id_columns is not None and self.messages is None and self.source is None:
             raise ValueError("id_columns= names columns of messages= or source=; for one message give message_id=")
+        if self.columns and self.value is not None:
+            raise ValueError("columns= names columns of messages= or source=, and value= has none; leave columns= out")
+        if self.columns is not None and isinstance(self.source, TemplatedSource) and self.source.columns is not None:
+            raise ValueError("columns= is given to the source and to the task; leave one of them out")
 
     @property
     def new_ids(self) -> bool:
@@ -398,6 +402,9 @@ class SendArguments(CommonArguments):
         elif iteration_of(context) is not None and not self.new_ids:
             # an iteration that replaces a cleared one looks like a first try, and would count from the clear
             anchor = None
+        columns = self.columns
+        if isinstance(self.source, TemplatedSource) and self.source.columns is not None:
+            columns = self.source.columns
         due_at = moment_of("due_at", self.due_at, self.timezone)
         if self.delay is not None:
             due_at = due_after(anchor, delay_of(self.delay))
@@ -412,12 +419,13 @@ class SendArguments(CommonArguments):
             optional=self._optional(),
             spread=cast(timedelta, self.spread or timedelta(0)),
             zone=None if self.timezone is None else zone(self.timezone),
+            columns=columns,
         )
         wanted = ColumnRules(
             destination=self.destination is not None,
             due=due_at is not None,
             id_columns=self.id_column_names(),
-            ignore_others=self.unknown_columns == "ignore",
+            columns=columns,
         )
         return wanted, rules
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 #: Parameters that are options of the sending by the same name, as they are.
 _SAME = (
-    *("destination", *FIELD_NAMES, "timezone", "past_due", "unknown_columns", "envelope"),
+    *("destination", *FIELD_NAMES, "timezone", "past_due", "envelope"),
     *("batch_rows", "window", "due_at", "spread", "hold_over", "max_past"),
 )
 
@@ -132,6 +132,7 @@ class SparkArguments(CommonArguments):
             "until_due": "true" if self.until_due and self.store_conn_id != self.conn_id else "",
             "id_columns": ",".join(self.id_column_names()),
             "scope": json.dumps(origin.parts),
+            "columns": "" if self.columns is None else json.dumps(dict(self.columns)),
             "origin": json.dumps(origin.to_json()),
             "anchor": UNKNOWN if anchor is None else anchor.isoformat(),
             "began": began.began.isoformat(),
@@ -213,7 +214,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     :param query: Spark SQL.
     :param headers: as DelayedSendOperator's. spark-submit distributes them as a file (see ``connections``), so that
         neither its command line nor Spark shows their values.
-    :param id_columns: as DelayedSendOperator's; so are ``tag`` and ``unknown_columns``.
+    :param id_columns: as DelayedSendOperator's; so are ``tag`` and ``columns``.
 
     When:
 
@@ -301,7 +302,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         max_past: timedelta | str | None = None,
         on_backfill: Literal["send", "skip", "fail"] = "send",
         on_empty: Literal["warn", "fail", "skip"] = "warn",
-        unknown_columns: Literal["fail", "ignore"] = "fail",
+        columns: Mapping[str, str] | None = None,
         envelope: str | None = None,
         batch_rows: int | None = None,
         window: int | None = None,
@@ -341,7 +342,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self.max_past = config.max_past() if max_past is None else max_past
         self.on_backfill = on_backfill
         self.on_empty = on_empty
-        self.unknown_columns = unknown_columns
+        self.columns = columns
         self.envelope = envelope
         self.batch_rows = batch_rows
         self.window = window

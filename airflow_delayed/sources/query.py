@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_delayed.errors import MissingExtra, SourceError, TransportUnavailable
-from airflow_delayed.intake.columns import check_names
+from airflow_delayed.intake.columns import check_names, check_renames
 from airflow_delayed.intake.rows import read_json
 from airflow_delayed.intake.sources import Source
 from airflow_delayed.intake.spool import Spool, SpooledSource
@@ -40,14 +40,24 @@ class SqlSource(TemplatedSource):
     :param sql: the query, or the name of a ``.sql`` file beside the DAG (or in its ``template_searchpath``).
     :param conn_id: any SQL connection of Airflow.
     :param parameters: values for the driver's placeholders; never shown.
+    :param columns: see DelayedSendOperator.
     """
 
     template_fields = ("sql", "conn_id", "parameters")
 
-    def __init__(self, sql: str, conn_id: str, *, parameters: Mapping[str, Any] | Sequence[Any] | None = None) -> None:
+    def __init__(
+        self,
+        sql: str,
+        conn_id: str,
+        *,
+        parameters: Mapping[str, Any] | Sequence[Any] | None = None,
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
+        check_renames(columns)
         self.sql = QueryFile(sql) if isinstance(sql, str) and sql.endswith(".sql") else sql
         self.conn_id = conn_id
         self.parameters = parameters
+        self.columns = columns
 
     def open(self, spool: Spool, *, naive_ok: bool) -> Source:
         """Return the rows of the query, which runs when they are read first."""

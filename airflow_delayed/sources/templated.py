@@ -6,7 +6,7 @@ Beside them the file systems of paths and URLs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from os.path import abspath
 from pathlib import PurePath
@@ -17,6 +17,7 @@ from airflow.sdk import ObjectStoragePath
 from airflow_delayed import lineage
 from airflow_delayed.addresses import secrets_of, shown, without_secrets
 from airflow_delayed.errors import InputError, SourceError
+from airflow_delayed.intake.columns import check_renames
 from airflow_delayed.intake.sources import Source, needs_pyarrow, open_source
 from airflow_delayed.intake.spool import Spool
 
@@ -25,6 +26,8 @@ class TemplatedSource(ABC):
     """Rows as a DAG names them. Its ``template_fields`` are rendered with those of its operator."""
 
     template_fields: ClassVar[Sequence[str]] = ()
+    #: See ``columns`` of DelayedSendOperator.
+    columns: Mapping[str, str] | None = None
 
     @abstractmethod
     def open(self, spool: Spool, *, naive_ok: bool) -> Source:
@@ -123,14 +126,23 @@ class FilesSource(PathSource):
 
     :param path: ``s3://conn_id@bucket/key``; as text, ``pathlib.Path`` or ObjectStoragePath.
     :param require_success: refuse a folder without ``_SUCCESS``.
+    :param columns: as DelayedSendOperator's.
     """
 
     #: "parquet", "json" or "csv", whatever the files' endings are.
     source_format: ClassVar[str]
 
-    def __init__(self, path: str | PurePath | ObjectStoragePath, *, require_success: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | PurePath | ObjectStoragePath,
+        *,
+        require_success: bool = True,
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(path)
+        check_renames(columns)
         self.require_success = require_success
+        self.columns = columns
 
     def open(self, spool: Spool, *, naive_ok: bool) -> Source:
         """Return the rows of the files."""

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from airflow_delayed.clock import resolve, zone
 from airflow_delayed.errors import InputError, UnsupportedOption
 from airflow_delayed.fields import FIELD_NAMES, FIELDS
 from airflow_delayed.identity import Origin, scope_of
-from airflow_delayed.intake.columns import ColumnRules, RowRules
+from airflow_delayed.intake.columns import ColumnRules, RowRules, check_renames
 from airflow_delayed.message import TRACEPARENT, TRACESTATE, UTC, delay_of, due_after, parse_time, utc
 from airflow_delayed.provider_info import HOLD_OVER, MAX_PAST
 from airflow_delayed.store.policy import OnConflict, check_on_conflict
@@ -22,7 +22,7 @@ from airflow_delayed.store.policy import OnConflict, check_on_conflict
 NAMES = (
     *("deliver", "destination", "store", "hold_over", "until_due", "on_conflict", "delay", "due_at", "headers"),
     *("headers_file", *FIELD_NAMES, "spread", "id_columns", "scope", "origin", "anchor", "began", "timezone"),
-    *("past_due", "max_past", "unknown_columns", "envelope", "batch_rows", "window"),
+    *("past_due", "max_past", "columns", "envelope", "batch_rows", "window"),
     *("connections", "connections_file", "attempts", "manifest", "dry_run", "traceparent", "tracestate"),
 )
 #: Options that are texts, as they are.
@@ -92,7 +92,7 @@ def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
             destination="destination" in given,
             due="delay" in given or "due_at" in given,
             id_columns=_names(given.get("id_columns", "")),
-            ignore_others=read.choice("unknown_columns", "fail", "ignore") == "ignore",
+            columns=read.one("columns", _columns),
         ),
         **{name: given.get(name) for name in _TEXTS},
         hold_over=hold_over,
@@ -151,6 +151,7 @@ def _rules(read: _Reader, anchor: datetime | None) -> RowRules:
         },
         spread=read.span("spread", timedelta(0)),
         zone=where,
+        columns=read.one("columns", _columns),
     )
 
 
@@ -207,6 +208,13 @@ class _Reader:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _columns(text: str) -> Mapping[str, str]:
+    columns: Any = json.loads(text)
+    # a JSON null would pass for an option that is not given
+    check_renames([] if columns is None else columns)
+    return cast(Mapping[str, str], columns)
 
 
 def _span(text: str) -> timedelta:

@@ -132,7 +132,8 @@ class PartitionSend:
         try:
             route.check(message, now)
         except InvalidMessage as error:
-            raise InputError(f"its row {self.counts.rows:,}, column {error.column}: {error.problem}") from None
+            column = self._settings.wanted.label(error.column)
+            raise InputError(f"its row {self.counts.rows:,}, column {column}: {error.problem}") from None
         (self._to_store if route.holds(message, now) else self._direct).append(message)
 
     def _flush(self) -> None:

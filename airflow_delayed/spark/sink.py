@@ -59,7 +59,8 @@ class DelayedDataSource(DataSource):
       ``scope``, so that a driver that is started again sends the same ids. ``unknown`` refuses relative delays.
     - ``past_due``: ``fail``, ``send`` or ``skip`` rows due more than ``max_past`` seconds (3600) before ``began``,
       which is the anchor by default.
-    - ``unknown_columns``: ``fail`` or ``ignore``.
+    - ``columns``: a JSON object of the DataFrame's names of columns, by ours: ``{"value": "text"}``. With it columns
+      that mean nothing are ignored, and are no error.
     - ``envelope``: SQS's, in place of what the connection says.
     - ``batch_rows``: messages given to the transport at a time (5000); ``window``: RabbitMQ's unconfirmed messages
       (1000); ``connections``: how many tasks of an executor may send at a time, by default all that it runs.
@@ -144,16 +145,14 @@ def check_columns(schema: StructType, wanted: ColumnRules, *, naive_ok: bool) ->
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UnsupportedColumns(f"the DataFrame has more than one column {', '.join(twice)}")
     wanted.check(names, "the DataFrame")
-    naive_ok = naive_ok or "timezone" in names
+    naive_ok = naive_ok or wanted.names.get("timezone") in names
     problems = []
     for field in schema.fields:
-        kind = COLUMNS.get(field.name)
-        if kind is None:
-            continue
-        if not _fits(kind, field.dataType):
-            is_text = isinstance(field.dataType, StringType)
-            problems.append(wrong_type(field.name, field.dataType.simpleString(), is_text=is_text))
-        elif isinstance(field.dataType, TimestampNTZType) and not naive_ok:
+        meanings = {name: COLUMNS[name] for name in wanted.meanings(field.name)}
+        kind, is_text = field.dataType.simpleString(), isinstance(field.dataType, StringType)
+        if wrong := [name for name, fitting in meanings.items() if not _fits(fitting, field.dataType)]:
+            problems += [wrong_type(field.name, kind, name, is_text=is_text) for name in wrong]
+        elif meanings and isinstance(field.dataType, TimestampNTZType) and not naive_ok:
             problems.append(
                 f"column {field.name} has no time zone (timestamp_ntz); name the zone in which its wall clock is"
                 " read by the option timezone, or add a column timezone, or cast it to timestamp, in the session's zone"

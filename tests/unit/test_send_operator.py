@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta
 
 import pyarrow as pa
@@ -13,8 +14,10 @@ from support.send_runs import NOW, States, rows
 
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import SendFailed
+from airflow_delayed.identity import key_id
 from airflow_delayed.message import UTC
 from airflow_delayed.operators.send import DelayedSendOperator
+from airflow_delayed.sources import ParquetSource
 
 
 def test_one_message(run):
@@ -446,6 +449,38 @@ def test_bad_parameter_is_named_before_anything_is_sent(run, arguments, says):
     assert run.transport.sent == []
 
 
+def test_columns_of_another_name_are_read_and_corrected_rejects_read_again(run, tmp_path):
+    rows = [
+        {"text": "a", "remind_at": NOW + timedelta(hours=1), "customer_id": "c1", "price": 1},
+        {"text": "b", "remind_at": NOW + timedelta(hours=1), "customer_id": "c" * 300, "price": 1},
+    ]
+    arguments = {
+        "columns": {"value": "text", "due_at": "remind_at", "tag": "customer_id"},
+        "id_columns": ["customer_id"],
+        "rejects": str(tmp_path / "rejects.jsonl"),
+    }
+    with pytest.raises(AirflowFailException, match=r"unknown columns customer_id, price, remind_at .* pass columns="):
+        run.execute(messages=rows)
+    assert run.execute(messages=rows, **arguments)["sent"] == 1
+    [message] = run.transport.sent
+    assert (message.body, message.tag, message.message_id) == (b"a", "c1", key_id(("customer_id",), ("c1",)))
+    row = json.loads((tmp_path / "rejects.jsonl").read_text())
+    assert row["rejected"]["column"] == "customer_id (tag)"
+    mended = tmp_path / "mended.jsonl"
+    mended.write_text(json.dumps({**row, "customer_id": "c2"}))
+    assert run.execute(source=str(mended), **arguments)["sent"] == 1
+    assert run.transport.sent[1].tag == "c2"
+
+
+@pytest.mark.parametrize("rejects", [False, True])
+def test_a_column_that_no_row_has_is_an_error_before_anything_is_sent(run, tmp_path, rejects):
+    columns = {"value": "text", "tag": "custmer"}
+    rows = [{"text": "a", "delay_seconds": 1, "customer_id": "c1"}]
+    with pytest.raises(AirflowFailException, match=r"no column custmer \(tag\), which columns= names"):
+        run.execute(messages=rows, columns=columns, rejects=str(tmp_path / "rejects.jsonl") if rejects else None)
+    assert run.transport.sent == []
+
+
 def test_timezone_takes_naive_times_and_counts_shifts(run, log):
     run.execute(messages=[{"value": "x", "due_at": "2026-03-29T02:30:00"}], timezone="Europe/Berlin")
     assert run.transport.sent[0].due_at == datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
@@ -461,6 +496,9 @@ def test_timezone_takes_naive_times_and_counts_shifts(run, log):
         ({"messages": [], "message_id": "x"}, "names one message"),
         ({"value": "x", "id_columns": ["a"]}, "names columns"),
         ({"messages": [], "id_columns": []}, "is empty"),
+        ({"messages": [], "columns": {"text": "value"}}, "columns= has text, and its keys are our names"),
+        ({"value": "x", "columns": {"tag": "a"}}, "columns= names columns of messages= or source="),
+        ({"source": ParquetSource("rows", columns={}), "columns": {}}, "columns= is given to the source and to the"),
         ({"value": "x", "past_due": "maybe"}, "past_due='maybe' is none of 'fail', 'send', 'skip'"),
         ({"value": "x", "hold_over": 5}, "timedelta"),
         ({"value": "x", "max_past": timedelta(seconds=-1)}, "not negative"),

@@ -221,6 +221,41 @@ def test_a_query_that_cannot_be_sent_is_an_error_before_anything_is(run, databas
     assert len(run.bodies()) == 3
 
 
+RENAMED = {"message_id": "id", "value": "text", "due_at": "due"}
+
+
+def test_columns_of_another_name(run, database, spools):
+    source = SqlSource("SELECT *, 1 AS price FROM orders ORDER BY id", "shop", columns=RENAMED)
+    assert run.execute(source=source)["sent"] == 3
+    assert (run.ids(), run.bodies()) == (
+        [f"order-{number}" for number in range(3)],
+        [f"body {number}" for number in range(3)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({**RENAMED, "tag": "custmer"}, r"no column custmer \(tag\), which columns= names"),
+        (None, "unknown columns due, id, text .* pass columns="),
+    ],
+)
+def test_a_query_without_a_column_that_is_named_is_an_error_before_anything_is_sent(
+    run, database, spools, columns, says
+):
+    with pytest.raises(AirflowFailException, match=says):
+        run.execute(source=SqlSource("SELECT * FROM orders", "shop", columns=columns))
+    assert run.bodies() == []
+
+
+@pytest.mark.parametrize(
+    "source", [ParquetSource, JsonLinesSource, lambda path, **more: SqlSource(path, "shop", **more)]
+)
+def test_what_is_no_column_of_a_message_is_an_error_when_the_dag_is_parsed(source):
+    with pytest.raises(ValueError, match=r"columns= has text, and its keys are our names: destination, value,"):
+        source("rows", columns={"text": "value"})
+
+
 def test_a_query_that_the_database_refuses(run, database, spools):
     with pytest.raises(Exception, match=r"the query on connection 'shop' failed: no such table: orderz"):
         run.execute(source=SqlSource("SELECT * FROM orderz", "shop"))

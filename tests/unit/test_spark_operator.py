@@ -124,6 +124,7 @@ def test_the_job_gets_what_the_arguments_say(run) -> None:
         hold_over=timedelta(minutes=10),
         headers={"a": "b=c"},
         id_columns=["x", "y"],
+        columns={"value": "text", "tag": "x"},
         source_format="csv",
         source_schema="a string",
         source_options={"header": "true"},
@@ -149,6 +150,7 @@ def test_the_job_gets_what_the_arguments_say(run) -> None:
     folder = dict(zip([file.name for file in hook.files], hook.texts, strict=True))
     assert json.loads(folder[settings.headers_file]) == {"a": "b=c"}
     assert settings.rules.id_columns == ("x", "y")
+    assert settings.rules.columns == settings.wanted.columns == {"value": "text", "tag": "x"}
     assert (settings.rules.anchor, settings.rules.destination) == (NOW, "mail")
     assert (settings.connections, settings.window, settings.past_due, settings.on_conflict) == (2, 10, "skip", "keep")
     assert dict(args.set)["scope"] == '["d", "r", "send", 2]'
@@ -411,6 +413,7 @@ def test_what_an_airflow_url_says_of_its_connection_is_not_sparks(run) -> None:
         ({"delay": 1, "due_at": "2026-01-01T00:00:00Z"}, "say the same thing"),
         ({"past_due": "perhaps"}, "past_due='perhaps' is none of"),
         ({"connections": "options"}, "connections='options' is none of 'file', 'cluster'"),
+        ({"columns": {"text": "value"}}, "columns= has text, and its keys are our names"),
         ({"hold_over": 5}, "hold_over=5 must be a timedelta"),
         ({"partitions": 0}, "partitions=0 must be a whole number"),
         ({"on_conflict": "perhaps"}, "none of 'error'"),

@@ -163,7 +163,7 @@ def test_what_is_wrong_is_told_before_the_first_task(spark: SparkSession, connec
     with pytest.raises(AnalysisException, match="unknown columns colour"):
         send(frame, connections, "broker")
     with pytest.raises(AnalysisException, match="column due_at is string, and must be a timestamp"):
-        send(frame, connections, "broker", unknown_columns="ignore")
+        send(frame, connections, "broker", columns="{}")
     assert list(spark.sparkContext.statusTracker().getJobIdsForGroup("wrong")) == []
 
 

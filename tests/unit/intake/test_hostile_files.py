@@ -110,7 +110,7 @@ def test_a_key_of_lists_is_refused_before_a_row_is_read(tmp_path):
     with pytest.raises(UnsupportedColumns, match=r"column key is list<.*>, which cannot be part of a key"):
         count(source(tmp_path), ColumnRules(id_columns=("key",)))
     # where it is no part of the key it is not read
-    assert count(source(tmp_path), ColumnRules(ignore_others=True)) == 1
+    assert count(source(tmp_path), ColumnRules(columns={})) == 1
 
 
 def csv(path, columns):
@@ -120,7 +120,7 @@ def csv(path, columns):
 
 
 def test_as_many_columns_as_are_read_and_one_more(tmp_path):
-    ignoring = ColumnRules(ignore_others=True)
+    ignoring = ColumnRules(columns={})
     assert count(source(csv(tmp_path / "rows.csv", MAX_COLUMNS)), ignoring) == 1
     with pytest.raises(UnsupportedColumns, match=r"rows\.csv has 10,001 columns, and at most 10,000 are read"):
         count(source(csv(tmp_path / "rows.csv", MAX_COLUMNS + 1)), ignoring)
@@ -372,7 +372,7 @@ def rows_or_error(found):
     pool = pa.default_memory_pool()
     before = pool.bytes_allocated()
     try:
-        rows = count(found(), ColumnRules(ignore_others=True))
+        rows = count(found(), ColumnRules(columns={}))
     except InputError:
         return 0
     assert pool.bytes_allocated() - before < 100 * MB

@@ -131,7 +131,7 @@ COUNTS = pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64()))
         ({"Tag": pa.array(["a", "b"])}, NONE_GIVEN, "parquet: Tag: names are in lower case"),
         (
             {"due_at": None, "Due_At": pa.array(["a", "b"])},
-            ColumnRules(ignore_others=True),
+            ColumnRules(columns={}),
             "due_at= or delay=; Due_At: names are in lower case",
         ),
         ({}, ColumnRules(id_columns=("order",)), "no column order, which id_columns= names"),
@@ -157,9 +157,9 @@ def test_wrong_columns_are_refused_by_name(tmp_path, columns, wanted, says):
     assert says in str(caught.value)
 
 
-def test_unknown_columns_can_be_ignored(tmp_path):
+def test_columns_that_mean_nothing_can_be_ignored(tmp_path):
     folder = spark_folder(tmp_path, table(price=pa.array([1, 2])))
-    assert len(messages(source(folder), ColumnRules(ignore_others=True))) == 2
+    assert len(messages(source(folder), ColumnRules(columns={}))) == 2
 
 
 def test_partition_folders_add_their_column(tmp_path):

@@ -85,7 +85,7 @@ class Spooled:
 @given(st.lists(st.one_of(ROWS, JUNK), max_size=6), st.booleans(), st.booleans())
 def test_the_same_messages_and_problems_as_of_a_list(rows, keyed, fill):
     keys = ("order",) if keyed else ()
-    wanted = ColumnRules(destination=fill, due=fill, id_columns=keys, ignore_others=True)
+    wanted = ColumnRules(destination=fill, due=fill, id_columns=keys, columns={})
     due = ANCHOR + timedelta(hours=1) if fill else None
     rules = RowRules(anchor=ANCHOR, destination="mail" if fill else None, due_at=due, id_columns=keys)
     listed = [item for _, item in read(ListSource(rows), wanted, rules)]

@@ -268,7 +268,7 @@ def test_files_that_disagree_in_an_ignored_column_do_not_matter(run, tmp_path):
     for name, kind in (("a.parquet", "timestamp"), ("b.parquet", "timestamp_ntz")):
         made = pa.array([WALL_CLOCK], pa.timestamp("us"))
         write(tmp_path / "in" / name, {SPARK: schema(due_at="timestamp", made=kind)}, made=made)
-    assert len(at_once(run, tmp_path / "in", unknown_columns="ignore")) == 2
+    assert len(at_once(run, tmp_path / "in", columns={})) == 2
 
 
 def test_a_folder_that_is_written_by_two_releases_of_spark_is_one_source(run, tmp_path):
@@ -366,7 +366,7 @@ def test_a_file_that_claims_a_longer_footer_than_it_is_itself_is_refused(run, tm
 def test_a_column_whose_name_is_no_text_is_refused(run, tmp_path):
     path = write(tmp_path / "a.parquet", {SPARK: GOOD}, colour=["red"])
     path.write_bytes(path.read_bytes().replace(b"colour", b"\xff\xfeour"))
-    assert f"{path} cannot be read as Parquet" in refusal(run, path, unknown_columns="ignore")
+    assert f"{path} cannot be read as Parquet" in refusal(run, path, columns={})
 
 
 def test_a_column_that_is_there_twice_is_refused(run, tmp_path):

@@ -148,8 +148,19 @@ def test_past_due() -> None:
 
 def test_columns_that_mean_nothing_are_not_looked_at() -> None:
     broker = Transport()
-    Attempt(broker, unknown_columns="ignore").run(batches({"a": HOUR}, colour=[object.__name__]))
+    Attempt(broker, columns="{}").run(batches({"a": HOUR}, colour=[object.__name__]))
     assert broker.ids == ["a"]
+
+
+def test_columns_of_another_name() -> None:
+    broker = Transport()
+    options = {"columns": '{"message_id": "id", "value": "text", "due_at": "remind_at", "tag": "customer_id"}'}
+    rows = pa.table({"id": ["a"], "text": ["b"], "remind_at": [NOW + HOUR], "customer_id": ["c1"], "price": [1]})
+    Attempt(broker, **options).run(rows.to_batches())
+    assert broker.ids == ["a"]
+    late = pa.table({"id": ["a"], "text": ["b"], "remind_at": [None], "customer_id": ["c1"]})
+    with pytest.raises(PartitionFailed, match=r"column remind_at \(due_at\)|column due_at: is null"):
+        Attempt(broker, **options).run(late.to_batches())
 
 
 def test_what_was_confirmed_before_a_failure_is_noted_in_the_store() -> None:

@@ -150,7 +150,46 @@ def test_the_driver_need_not_know_the_connections(tmp_path: Path) -> None:
 
 def test_columns_that_mean_nothing_may_be_ignored_or_be_the_key(tmp_path: Path) -> None:
     without_id = SCHEMA.replace("message_id string, ", "") + ", customer string, colour string"
-    assert writer(tmp_path, without_id, id_columns="customer", unknown_columns="ignore") is not None
+    assert writer(tmp_path, without_id, id_columns="customer", columns="{}") is not None
+
+
+RENAMED = json.dumps({"value": "text", "due_at": "remind_at", "tag": "customer_id"})
+
+
+def test_columns_of_another_name(tmp_path: Path) -> None:
+    schema = "destination string, text string, remind_at timestamp, customer_id string, colour string"
+    assert writer(tmp_path, schema, columns=RENAMED, id_columns="customer_id") is not None
+
+
+@pytest.mark.parametrize(
+    ("schema", "columns", "problem"),
+    [
+        (
+            "destination string, text string, remind_at timestamp",
+            RENAMED,
+            "no column customer_id (tag), which columns=",
+        ),
+        (
+            "destination string, text string, remind_at string, customer_id string",
+            RENAMED,
+            "column remind_at (due_at) is string, and must be a timestamp; in Spark to_timestamp(remind_at) makes one",
+        ),
+        (
+            SCHEMA,
+            '{"text": "value"}',
+            "the option columns cannot be read: columns= has text, and its keys are our names",
+        ),
+        (SCHEMA, "text", "the option columns cannot be read"),
+        (SCHEMA, "null", "the option columns cannot be read: columns= must be a dictionary"),
+        (SCHEMA + ", colour string", "", "unknown columns colour"),
+    ],
+)
+def test_columns_that_the_dataframe_lacks_or_a_message_has_not(
+    tmp_path: Path, schema: str, columns: str, problem: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        writer(tmp_path, schema, columns=columns)
+    assert problem in str(caught.value)
 
 
 def test_what_is_not_given() -> None:
