@@ -342,14 +342,6 @@ def arm_(args: Namespace) -> None:
                     print(finding, file=sys.stderr)
 
 
-@suppress_logs_and_warning
-def upgrade_(args: Namespace) -> None:
-    """``airflow delayed upgrade``."""
-    with store_of(args) as store:
-        report = store.install([], upgrade=True, dry_run=args.dry_run)
-        show([{"where": finding.where, "what": finding.what} for finding in report], args.output)
-
-
 @contextmanager
 def store_of(args: Namespace) -> Iterator[DelayedStoreHook]:
     """Yield the store's hook; an error ends the command with a line of text."""

@@ -316,13 +316,6 @@ def get_delayed_commands() -> list[CLICommand]:
                     module="send_command",
                 ),
                 _command(
-                    "upgrade",
-                    "Bring a store's tables to this release's version",
-                    (*_STORE, _DRY_RUN, *_SHOWN),
-                    "Run it before the hosts get this release: those with the release before stay at work."
-                    " Missing tables and indexes are made too.",
-                ),
-                _command(
                     "doctor",
                     "Examine connections: what keeps messages from arriving in time, and what to do",
                     (_EXAMINED, _VERIFIED, *_SHOWN),

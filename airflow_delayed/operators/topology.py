@@ -22,8 +22,8 @@ class TopologyInstallOperator(BaseOperator):
     """Makes the queues, exchanges or tables that delayed messages need. It may run again at any time.
 
     Existing parts stay as they are; a part that differs from the plan is reported and fails the task. ``settings`` and
-    ``repair`` are for SQS, ``upgrade`` is for a store, those from ``topology`` on are for RabbitMQ; for another
-    connection they are an error before anything is changed.
+    ``repair`` are for SQS, those from ``topology`` on are for RabbitMQ; for another connection they are an error before
+    anything is changed.
 
     What to make:
 
@@ -33,8 +33,8 @@ class TopologyInstallOperator(BaseOperator):
     :param settings: the settings of each destination, as a QueueSettings or a dictionary of its fields: ``retention``,
         ``visibility_timeout``, ``receive_wait``, ``delay``, ``encryption``, ``dead_letter_queue``,
         ``max_receive_count``.
-    :param topology: the delay levels: ``delayed``, ``nservicebus`` or ``celery``; to uninstall also ``delayed-bits`` or
-        ``nservicebus-v1``, which were replaced. By default the connection's.
+    :param topology: the delay levels: ``delayed``, ``nservicebus``, ``nservicebus-v1`` or ``celery``; by default the
+        connection's.
     :param routing: NServiceBus's routing topology, ``conventional`` or ``direct``.
     :param unroutable_policy: on a topology that other programs declare too, set a policy that leads unroutable messages
         into a queue of this package. Needs the management API and the tag policymaker.
@@ -42,7 +42,6 @@ class TopologyInstallOperator(BaseOperator):
     What to change:
 
     :param repair: change settings that differ; the log describes the effect on messages that are there already.
-    :param upgrade: bring a store's tables of an older version to this release's, with their rows.
     :param replace: delete and make again each part that differs, unless messages wait there.
 
     What to remove:
@@ -78,7 +77,6 @@ class TopologyInstallOperator(BaseOperator):
         dry_run: bool | str = False,
         settings: QueueSettings | Mapping[str, Any] | None = None,
         repair: bool = False,
-        upgrade: bool = False,
         topology: str | None = None,
         routing: str | None = None,
         replace: bool = False,
@@ -90,11 +88,11 @@ class TopologyInstallOperator(BaseOperator):
         super().__init__(**kwargs)
         if force and not uninstall:
             raise ValueError("force is for uninstall=True alone; what differs is changed by replace=True")
-        makes = (create_destinations, replace, unroutable_policy, repair, upgrade, settings is not None)
+        makes = (create_destinations, replace, unroutable_policy, repair, settings is not None)
         if uninstall and any(makes):
             raise ValueError(
-                "uninstall=True makes nothing; leave out create_destinations, replace, unroutable_policy, settings,"
-                " repair and upgrade"
+                "uninstall=True makes nothing; leave out create_destinations, replace, unroutable_policy, settings"
+                " and repair"
             )
         self.conn_id = conn_id
         self.destinations = destinations
@@ -103,7 +101,6 @@ class TopologyInstallOperator(BaseOperator):
         self.only_plan = dry_run
         self.settings = None if settings is None else settings_of(settings)
         self.repair = repair
-        self.upgrade = upgrade
         self.topology = topology
         self.routing = routing
         self.replace = replace
@@ -133,7 +130,7 @@ class TopologyInstallOperator(BaseOperator):
                     raise UnsupportedOption(self.conn_id, conn_type, ["uninstall"])
                 removed: TopologyReport = delivery.uninstall(force=self.force, dry_run=only_plan)
                 return removed
-            names_of_options = ("settings", "repair", "upgrade", "replace", "unroutable_policy")
+            names_of_options = ("settings", "repair", "replace", "unroutable_policy")
             options = {name: value for name in names_of_options if (value := getattr(self, name))}
             check_options(self.conn_id, conn_type, delivery.install, options)
             names = [self.destinations] if isinstance(self.destinations, str) else list(self.destinations)

@@ -235,13 +235,9 @@ class Store(DelayStore):
         destinations: Iterable[str],
         *,
         create_destinations: bool = False,
-        upgrade: bool = False,
         dry_run: bool = False,
     ) -> TopologyReport:
         """Create missing tables, and the queue tables of these destinations if this database delivers.
-
-        :param upgrade: bring tables of an older version to this release's, with their rows, while senders and
-            dispatchers are at work.
 
         :raises TopologyError: a table exists and differs, or a queue table is missing and may not be created.
         :raises LimitExceeded: a destination's name is longer than a table's may be.
@@ -256,7 +252,6 @@ class Store(DelayStore):
                 names,
                 conn_id=self.conn_id,
                 create_queues=create_destinations,
-                upgrade=upgrade,
                 dry_run=dry_run,
                 environment=self.host_environment(),
             )

@@ -326,7 +326,7 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             "_version",
             _column("Version", Integer(), primary_key=True, autoincrement=False),
             _column("At", UtcTime(), nullable=False),
-            _column("UsableFrom", Integer()),
+            _column("UsableFrom", Integer(), nullable=False),
             _column("Environment", text_column(MAX_NAME)),
         ),
     )

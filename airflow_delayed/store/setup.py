@@ -1,11 +1,10 @@
-"""Installing a store's tables: creation, upgrade from an older version, and comparison with this version."""
+"""Installing a store's tables: creation, and comparison with this version."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Dialect, Engine, Index, Table, inspect
@@ -19,8 +18,7 @@ from airflow_delayed.store.database import OthersAccess
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.engine import retried
 from airflow_delayed.store.schema import Tables, queue_table
-from airflow_delayed.store.version import OLDER, STORE_AHEAD, record_version, version_difference
-from airflow_delayed.store.version import upgrade as upgrade_tables
+from airflow_delayed.store.version import STORE_AHEAD, record_version, version_difference
 
 T = TypeVar("T")
 
@@ -41,35 +39,28 @@ def install(
     *,
     conn_id: str,
     create_queues: bool = False,
-    upgrade: bool = False,
     dry_run: bool = False,
     environment: str | None = None,
 ) -> TopologyReport:
     """Create missing tables and indexes, and return what was found and done; differences stay as they are.
 
-    It may be repeated, and several installs may run at once. Tables that are upgraded keep their rows; the version of
-    tables that are newer stays. Senders and dispatchers may be at work: no table stays locked, and nothing waits for a
-    lock, for more than a second. Tables that somebody else made before are taken over; a warning in the report names
-    each that another user owns, or that has triggers.
+    It may be repeated, and several installs may run at once. Senders and dispatchers may be at work: no table stays
+    locked, and nothing waits for a lock, for more than a second. Tables that somebody else made before are taken over;
+    a warning in the report names each that another user owns, or that has triggers.
 
     :param queues: names of queue tables, created only with ``create_queues``.
     :param conn_id: names the store in remedies.
-    :param upgrade: bring tables of an older version to this version.
     :param environment: the name that a new store gets. An existing store may be a copy, and keeps its name.
     :raises DelayedError: the database's encoding cannot hold all texts.
     """
     with engine.connect().execution_options(read_only=True) as connection:
         dialect_of(connection).check_encoding(connection)
-    upgraded = _upgrade(engine, tables, conn_id, dry_run=dry_run) if upgrade else []
 
     def work(connection: Connection) -> TopologyReport:
         difference = version_difference(connection, tables, conn_id)
         done: list[Finding] = []
         ours = list(tables)
         for table, findings in _compared(connection, tables, queues, difference):
-            if upgraded and dry_run and table in (None, *ours):
-                # as it is, it differs; what the upgrade makes of it is in one finding
-                continue
             if table is None or (table not in ours and not create_queues):
                 done += findings
             else:
@@ -80,7 +71,7 @@ def install(
         return TopologyReport(tuple(done))
 
     report = _read(engine, work) if dry_run else _repeated(engine, work)
-    findings = [*upgraded, *(one if dry_run else _finished(engine, tables, one) for one in report)]
+    findings = [one if dry_run else _finished(engine, tables, one) for one in report]
     with engine.connect().execution_options(read_only=True) as connection:
         findings += _foreign(connection, tables, queues)
     return TopologyReport(tuple(findings))
@@ -98,18 +89,6 @@ def _is_unready(finding: Finding) -> bool:
     """Return whether a table of the store differs; an index that is missing is made afterwards."""
     ready = finding.state in (State.OK, State.CREATED) or finding.resource.startswith("index ")
     return not ready and finding.destination is None
-
-
-def _upgrade(engine: Engine, tables: Tables, conn_id: str, *, dry_run: bool) -> list[Finding]:
-    """Upgrade older tables, in a transaction of its own, which holds locks briefly; return what was done."""
-    with engine.connect().execution_options(read_only=True) as connection:
-        difference = version_difference(connection, tables, conn_id)
-    if difference is None or difference.code != OLDER:
-        return []
-    if not dry_run:
-        _repeated(engine, lambda connection: upgrade_tables(connection, tables))
-    state = State.WOULD_REPAIR if dry_run else State.REPAIRED
-    return [replace(difference, state=state, code=None, why=None, remedy=None)]
 
 
 def _finished(engine: Engine, tables: Tables, finding: Finding) -> Finding:

@@ -1,8 +1,8 @@
 """What a store records of itself: the version of its tables and the name of its environment; checks and changes.
 
-The tables come first: they are upgraded before the hosts. So no code is for tables of an older version, and an upgrade
-only adds tables, and columns that can be null: with them the release before goes on. An upgrade that cannot keep to
-that raises :data:`airflow_delayed.store.schema.USABLE_FROM`, and that release then refuses the tables.
+Tables that are older than this release are refused. Newer ones serve it too, unless
+:data:`airflow_delayed.store.schema.USABLE_FROM` of the release that made them is above this one's version: a release
+only adds tables, and columns that can be null, so that hosts change to it one by one.
 
 The version is read when a store is opened, and after an error of the database; never for a message. The environment is
 read when a dispatcher begins.
@@ -11,29 +11,23 @@ read when a dispatcher begins.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Column, Connection, Engine, Table, delete, insert, inspect, select, text, update
-from sqlalchemy.schema import CreateColumn
+from sqlalchemy import Connection, Engine, insert, inspect, select, update
 
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.errors import TopologyError, WrongEnvironment
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.schema import TABLE, USABLE_FROM, VERSION, Tables
 
-#: The tables are older than this release, which does not use them: the second it cannot even upgrade.
+#: The tables are older than this release, which does not use them.
 OLDER = "store-older"
-TOO_OLD = "store-too-old"
 #: The tables are newer than this release, which uses them.
 STORE_AHEAD = "store-ahead"
 #: The tables are newer than this release, and not for it.
 NEWER = "store-newer"
 #: The store is of another environment than this host.
 ENVIRONMENT = "environment"
-#: The version of the only tables from before the first release that can be upgraded; they have no UsableFrom.
-_UNRELEASED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +35,8 @@ class RecordedVersion:
     """The version of a store's tables, and the name of the store's environment."""
 
     number: int
-    #: The oldest version whose release can use them; None: they are from before the first release.
-    usable_from: int | None
+    #: The oldest version whose release can use them.
+    usable_from: int
     environment: str | None
 
 
@@ -51,37 +45,24 @@ def recorded_version(connection: Connection, tables: Tables) -> RecordedVersion 
     table = tables.version
     if not inspect(connection).has_table(table.name, schema=table.schema):
         return None
-    # any columns: before the first release there were fewer
-    rows = connection.execute(select(text("*")).select_from(table)).mappings()
-    recorded = [RecordedVersion(row["Version"], row.get("UsableFrom"), row.get("Environment")) for row in rows]
-    return max(recorded, key=lambda one: one.number, default=None)
+    row = connection.execute(select(table.c.Version, table.c.UsableFrom, table.c.Environment)).one_or_none()
+    return None if row is None else RecordedVersion(row.Version, row.UsableFrom, row.Environment)
 
 
 def version_difference(connection: Connection, tables: Tables, conn_id: str) -> Finding | None:
     """Return the finding for tables of another version, or None; it is a warning if this release can use them."""
     recorded = recorded_version(connection, tables)
-    if recorded is None:
+    if recorded is None or recorded.number == VERSION:
         return None
-    number, usable_from = recorded.number, recorded.usable_from
-    if usable_from is not None and number == VERSION:
-        return None
-    code = (
-        TOO_OLD
-        if usable_from is None and number != _UNRELEASED
-        else OLDER
-        if usable_from is None or number < VERSION
-        else NEWER
-        if usable_from > VERSION
-        else STORE_AHEAD
-    )
+    number = recorded.number
+    code = OLDER if number < VERSION else NEWER if recorded.usable_from > VERSION else STORE_AHEAD
     update_here = "update airflow-provider-delayed here"
     why, remedy = {
-        TOO_OLD: ("they are from before the first release, and cannot be upgraded", "give this store another table="),
-        OLDER: ("this release uses them when they are upgraded", upgrade_command(conn_id, tables)),
-        NEWER: (
-            "a newer release has upgraded them, and this one cannot use them",
-            f"{update_here}, or give this store another table=",
+        OLDER: (
+            "this release does not use older tables",
+            "the changelog says how to bring them to this release; or give this store another table=",
         ),
+        NEWER: ("this release cannot use these newer tables", f"{update_here}, or give this store another table="),
         STORE_AHEAD: (None, f"{update_here}; until then all works"),
     }[code]
     return Finding(
@@ -154,26 +135,17 @@ def record_environment(connection: Connection, tables: Tables, name: str) -> str
     return former
 
 
-def upgrade_command(conn_id: str, tables: Tables) -> str:
-    """Return the command that upgrades a store."""
-    return _command("upgrade", conn_id, tables)
-
-
-def _environment(conn_id: str, tables: Tables, name: str) -> str:
-    return _command("environment", conn_id, tables, name)
-
-
-def _command(action: str, conn_id: str, tables: Tables, *arguments: str) -> str:
+def _environment(conn_id: str, tables: Tables, environment: str) -> str:
     name, schema = tables.messages.name, tables.messages.schema
     options = (["--table", name] if name != TABLE else []) + (["--schema", schema] if schema else [])
-    return shlex.join(["airflow", "delayed", action, "--store-conn-id", conn_id, *options, *arguments])
+    return shlex.join(["airflow", "delayed", "environment", "--store-conn-id", conn_id, *options, environment])
 
 
 def problem(conn_id: str, report: TopologyReport) -> TopologyError | None:
     """Return the error for a report with problems, or None."""
     if report.ok:
         return None
-    remedies = (finding.remedy for finding in report.problems if finding.code in (OLDER, TOO_OLD, NEWER))
+    remedies = (finding.remedy for finding in report.problems if finding.code in (OLDER, NEWER))
     return TopologyError(conn_id, report, next(filter(None, remedies), None))
 
 
@@ -195,41 +167,11 @@ def check_ready(conn_id: str, engine: Engine, tables: Tables) -> None:
         raise error from None
 
 
-def upgrade(connection: Connection, tables: Tables) -> None:
-    """Create the tables and add the columns that an older version lacks, and record this version.
-
-    Looking comes before changing: PostgreSQL keeps the table locked from the first change to the end.
-    """
-    for table in tables:
-        table.create(connection, checkfirst=True)
-    lacking = [column for table in tables for column in _lacking(connection, table)]
-    for column in lacking:
-        _add_column(connection, column)
-    record_version(connection, tables)
-
-
 def record_version(connection: Connection, tables: Tables, environment: str | None = None) -> None:
-    """Record this release's version, after the tables are complete; that of a newer release stays.
+    """Record this release's version in complete tables that record none.
 
     :param environment: of a new store.
     """
-    table, recorded = tables.version, recorded_version(connection, tables)
-    values: Mapping[str, Any] = {"Version": VERSION, "UsableFrom": USABLE_FROM, "At": database_time(connection)}
-    if recorded is None:
-        connection.execute(insert(table).values(**values, Environment=environment))
-    elif recorded.usable_from is None or recorded.number < VERSION:
-        # the tables from before the first release have a row for each version that they had
-        connection.execute(delete(table).where(table.c.Version < recorded.number))
-        connection.execute(update(table).where(table.c.Version == recorded.number).values(**values))
-
-
-def _lacking(connection: Connection, table: Table) -> list[Column[Any]]:
-    there = {column["name"] for column in inspect(connection).get_columns(table.name, schema=table.schema)}
-    return [column for column in table.columns if column.name not in there]
-
-
-def _add_column(connection: Connection, column: Column[Any]) -> None:
-    assert isinstance(column.table, Table)
-    name = connection.dialect.identifier_preparer.format_table(column.table)
-    definition = str(CreateColumn(column).compile(dialect=connection.dialect))
-    connection.execute(text(f"ALTER TABLE {name} ADD {definition}".replace(":", r"\:")))
+    if recorded_version(connection, tables) is None:
+        values = {"Version": VERSION, "UsableFrom": USABLE_FROM, "At": database_time(connection)}
+        connection.execute(insert(tables.version).values(**values, Environment=environment))

@@ -21,7 +21,6 @@ from support.stores import Store, message
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import key_id
-from airflow_delayed.store.schema import VERSION
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 
@@ -366,14 +365,3 @@ def test_airflow_starts_no_slower(store: Store, fresh: dict[str, Any]):
             "airflow_delayed.provider_info",
         ],
     }
-
-
-def test_tables_are_upgraded(hook: DelayedStoreHook, store: Store, delayed):
-    for name in ("WorkedAt", "Troubles"):
-        store.sql(hook, f'ALTER TABLE "delayed_messages_dispatchers" DROP COLUMN "{name}"')
-    store.sql(hook, 'UPDATE "delayed_messages_version" SET "Version" = 0')
-    plan = delayed("upgrade", "--dry-run", "-o", "json").rows
-    assert plan[0]["what"] == f"would repair, wanted {VERSION}, found 0"
-    done = delayed("upgrade", "-o", "json").rows
-    assert done[0] == {**plan[0], "what": f"repaired, wanted {VERSION}, found 0"}
-    assert {one["what"] for one in delayed("upgrade", "-o", "json").rows} == {"ok"}

@@ -90,7 +90,7 @@ def test_the_commands_run(store: Store, here: Path, connect, monkeypatch, capsys
             args = parser.parse_args(shlex.split(line)[1:])
             args.func(args)
             done.append(args.subcommand)
-    assert done == ["doctor", "counts", "cancel", "environment", "cancel", "environment", "upgrade", "upgrade"]
+    assert done == ["doctor", "counts", "cancel", "environment", "cancel", "environment"]
     assert hook.environment() == "production"
     out = capsys.readouterr().out
     # no dispatcher has been at work yet

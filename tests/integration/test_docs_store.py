@@ -24,7 +24,7 @@ from airflow_delayed.store.policy import BREAKER_TIME, MAX_QUEUE_NAME, DispatchP
 from airflow_delayed.triggers.store_dispatch import StoreDispatchTrigger
 from services import sqs
 
-PAGES = ("README", "dispatchers", "pause", "rights", "upgrade")
+PAGES = ("README", "dispatchers", "pause", "rights")
 
 
 @pytest.fixture

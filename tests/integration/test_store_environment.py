@@ -93,7 +93,7 @@ def test_a_restored_copy_is_refused_until_it_is_bound(
     monkeypatch.setenv(OPTION, "staging")
     copy = hooks("copy")
     # an install of the copy's own DAG
-    assert copy.install([], upgrade=True).ok
+    assert copy.install([]).ok
     command = "airflow delayed environment --store-conn-id copy staging"
     refused = rf"of environment 'production', and \[delayed\] environment is 'staging' here.*cancel.*{command}"
     for until in (None, "empty", timedelta(minutes=1)):

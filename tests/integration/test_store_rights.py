@@ -133,7 +133,7 @@ def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
     world.before()
     installer = world.store("installer").hook()
     installer.install([])
-    assert installer.install([], upgrade=True).ok
+    assert installer.install([]).ok
     world.after()
 
     sender = world.store("sender")

@@ -275,7 +275,7 @@ def quorum_is_lost(world: World) -> Callable[[], object]:
 
 
 def two_versions(world: World) -> Callable[[], object]:
-    """Let a newer release have upgraded the tables."""
+    """Let the tables be of a newer release."""
     hook = world.store.hook("rabbit")
 
     def record(version: int) -> None:
