@@ -61,7 +61,7 @@ TEST_DOORS = {
     "hooks": "*",
     "notifications": "callback_run listener missed_run notifiers store_calls",
     "operators": "change custom_dispatch dispatch pause send spark spark_connections topology",
-    "rabbitmq": "bridge levels publisher topology transport",
+    "rabbitmq": "levels publisher topology transport",
     "sensors": "*",
     "sources": "*",
     "spark": "sink",

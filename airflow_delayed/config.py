@@ -121,11 +121,6 @@ def viewers() -> str:
     return text
 
 
-def bridge_keys() -> tuple[str, ...]:
-    """Return the keys that sign the messages of a bridge on their way: the first signs, all verify."""
-    return _names("bridge_keys")
-
-
 def metrics_token() -> str:
     """Return the token with which Prometheus reads the page's ``/metrics``; empty: nobody reads them."""
     return _text("metrics_token")

@@ -253,15 +253,6 @@ def get_provider_info() -> dict[str, Any]:
                         default="False",
                         example="True",
                     ),
-                    "bridge_keys": _option(
-                        "The keys with which `airflow delayed bridge` signs messages on their way, each of 32"
-                        " characters or more, separated by commas: the first signs, all verify. They may come from a"
-                        " secrets backend or a command.",
-                        "string",
-                        default="",
-                        example="a long random text",
-                        sensitive=True,
-                    ),
                     "metrics_token": _option(
                         "The token with which Prometheus reads /delayed-deliveries/metrics of the API server, as"
                         " Authorization: Bearer. Without it there are no such metrics. It may come from a secrets"

@@ -186,7 +186,7 @@ def publish_and_record(
         if record is not None and isinstance(error, SendFailed):
             # the user sees the first error
             with suppress(DelayedError):
-                record(confirmed(messages, error))
+                record(confirmed_messages(messages, error))
         if record is not None and is_away(error):
             return error
         raise
@@ -195,7 +195,7 @@ def publish_and_record(
     return None
 
 
-def confirmed(messages: list[DelayedMessage], error: SendFailed) -> list[DelayedMessage]:
+def confirmed_messages(messages: list[DelayedMessage], error: SendFailed) -> list[DelayedMessage]:
     """Return the messages that were confirmed, or none if the error does not account for each that was taken.
 
     A transport takes messages in their order. A message that was not even tried must not pass for sent.

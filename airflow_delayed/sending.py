@@ -32,7 +32,7 @@ from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import Source
 from airflow_delayed.message import MICROSECOND, UTC, DelayedMessage, microseconds
 from airflow_delayed.reports import Checkpoint
-from airflow_delayed.route import Route, confirmed
+from airflow_delayed.route import Route, confirmed_messages
 from airflow_delayed.threads import relaxed_gc
 
 if TYPE_CHECKING:
@@ -622,7 +622,7 @@ class Sending:
         if not isinstance(cause, InvalidMessage) or cause.message_id is None:
             raise error
         refused = [message for message in direct if message.message_id == cause.message_id]
-        done = set(map(id, [*refused, *(confirmed(direct, error) if isinstance(error, SendFailed) else ())]))
+        done = set(map(id, [*refused, *(confirmed_messages(direct, error) if isinstance(error, SendFailed) else ())]))
         if not refused:
             raise error
         for message in refused:

@@ -137,13 +137,6 @@ _RATES = _arg(
 _PORT = _arg("--port", "Their port; 0: any free one (default: 8787)", type=int, default=8787)
 _PLAN = _switch("--dry-run", "Look at the store and the connections, say what is due, and end")
 _RABBITMQ = _arg("--conn-id", "The connection of RabbitMQ", required=True)
-_EXCHANGE = _arg("--exchange", "The exchange to which the services publish", required=True)
-_TARGET = _arg("--target", "The exchange to which the consumers' queues are bound", required=True)
-_TYPE = _arg("--type", "Of the services' exchange (default: topic)", choices=("topic", "fanout"), default="topic")
-_INSTALL = _switch("--install", "Make what is missing, and end; with --dry-run show it")
-_REDRIVE = _switch("--redrive", "Send on what is parked, once its cause is repaired, and end")
-_CHECK = _switch("--dry-run", "Change nothing; show what is there, missing or wrong, and end")
-_BRIDGE = (_RABBITMQ, _EXCHANGE, _TARGET, _TYPE, _INSTALL, _REDRIVE, _CHECK)
 
 _OF_DAG = _arg("--dag-id", "Only messages that this DAG stored")
 _OF_RUN = _arg("--run-id", "Only messages that this run of it stored")
@@ -207,7 +200,7 @@ def get_delayed_commands() -> list[CLICommand]:
     return [
         GroupCommand(
             name="delayed",
-            help="Messages that wait in a store; a dispatcher and a bridge that stay; why messages are late",
+            help="Messages that wait in a store; a dispatcher that stays; why messages are late",
             subcommands=(
                 _command(
                     "list", "List messages by due time", (*_STORE, _LISTED_IDS, *_LISTED, _LIMIT, _AFTER, *_SHOWN)
@@ -329,13 +322,6 @@ def get_delayed_commands() -> list[CLICommand]:
                     (_RABBITMQ, _ONLY_TO, *_ASKED),
                     "Reports how many would be sent and asks, unless --yes is given. What cannot be sent"
                     " stays. Without --destination it needs the management API, which names the bound destinations.",
-                    module="topology_commands",
-                ),
-                _command(
-                    "bridge",
-                    "Deliver what services publish to RabbitMQ with x-delay; stays until SIGTERM",
-                    (*_BRIDGE, ARG_VERBOSE),
-                    "Takes the place of the plugin rabbitmq_delayed_message_exchange. Several may run.",
                     module="topology_commands",
                 ),
             ),

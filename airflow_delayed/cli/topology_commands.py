@@ -1,15 +1,11 @@
-"""The commands that install, and that move messages of RabbitMQ: ``install``, ``redrive`` and ``bridge``.
+"""The commands ``install`` and ``redrive``.
 
 ``install`` does as TopologyInstallOperator, or prints the SQL of a store, for a database administrator. ``redrive``
-sends unroutable messages again, after a question. ``bridge`` is the process that delivers what services publish with
-``x-delay``.
+sends RabbitMQ's unroutable messages again, after a question.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import signal
 import sys
 from argparse import Namespace
 from contextlib import closing
@@ -19,17 +15,14 @@ from typing import TYPE_CHECKING
 from airflow.utils.cli import suppress_logs_and_warning
 
 from airflow_delayed.cli.commands import confirmed, expected_errors, show
-from airflow_delayed.delivery import State, TopologyReport, delivery_for
-from airflow_delayed.errors import DelayedError, NotAStore, TransportUnavailable
+from airflow_delayed.delivery import TopologyReport, delivery_for
+from airflow_delayed.errors import DelayedError, NotAStore
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.api import install_script
 
 if TYPE_CHECKING:
-    from airflow_delayed.rabbitmq.bridge import Bridge
     from airflow_delayed.rabbitmq.drain import MoveReport
-
-log = logging.getLogger(__name__)
 
 
 @suppress_logs_and_warning
@@ -123,43 +116,3 @@ def _staying(report: MoveReport) -> dict[str, int]:
     for name, reason in report.problems.items():
         found[reason] = found.get(reason, 0) + report.destinations[name]
     return found
-
-
-def bridge_(args: Namespace) -> None:
-    """``airflow delayed bridge``."""
-    with expected_errors():
-        bridge = RabbitMQDelayHook(args.conn_id).bridge(args.exchange, args.target, type=args.type)
-        if args.install:
-            _show(bridge.install(dry_run=args.dry_run))
-        elif args.dry_run:
-            _show(bridge.verify())
-        elif args.redrive:
-            print(f"{bridge.redrive():,} messages sent on")
-        else:
-            _stay(bridge)
-
-
-def _show(report: TopologyReport) -> None:
-    for finding in report:
-        if finding.state is not State.OK:
-            print(finding)
-    if not report.ok:
-        raise SystemExit(1)
-    print(f"ready: {', '.join(f'{count:,} {state}' for state, count in report.counts().items())}")
-
-
-def _stay(bridge: Bridge) -> None:
-    # until the loop takes the signals, nothing is under way
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
-        bridge.require()
-    except TransportUnavailable as error:
-        log.warning("%s: %s", bridge, error)
-
-    async def stay() -> None:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        await bridge.run(stop)
-
-    asyncio.run(stay())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow.sdk import BaseHook
 
-from airflow_delayed import config
 from airflow_delayed.compat import extra_of, limits
 from airflow_delayed.delivery import Clock, Connection, TopologyReport, check_type
 from airflow_delayed.errors import MissingExtra, TransportUnavailable
@@ -18,8 +17,6 @@ from airflow_delayed.rabbitmq.transport import RabbitMQTransport
 
 if TYPE_CHECKING:
     from pika import BlockingConnection
-
-    from airflow_delayed.rabbitmq.bridge import Bridge
 
 
 class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
@@ -70,15 +67,6 @@ class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
     def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
         """Compare as the transport does, and add a finding for each feature that this version of Airflow lacks."""
         return TopologyReport((*super().verify(destinations, max_delay=max_delay).findings, *limits()))
-
-    def bridge(
-        self, exchange: str, target: str, *, secrets: Sequence[str] | None = None, type: str = "topic"
-    ) -> Bridge:
-        """Return a bridge as the transport does.
-
-        :param secrets: by default those of ``[delayed] bridge_keys``.
-        """
-        return super().bridge(exchange, target, secrets=config.bridge_keys() if secrets is None else secrets, type=type)
 
     def get_conn(self) -> BlockingConnection:
         """Log in at the first host that answers, and return the connection of pika; close it after use.

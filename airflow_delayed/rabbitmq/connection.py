@@ -7,7 +7,6 @@ extra.
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import math
@@ -16,7 +15,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from difflib import get_close_matches
@@ -29,10 +28,10 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorException, AMQP
 from pika.credentials import ExternalCredentials
 
 from airflow_delayed.errors import TransportUnavailable
-from airflow_delayed.rabbitmq.wire import DecodingAsyncioConnection, DecodingSelectConnection
+from airflow_delayed.rabbitmq.wire import DecodingSelectConnection
 
 if TYPE_CHECKING:
-    from pika.connection import Connection, Parameters
+    from pika.connection import Parameters
 
 log = logging.getLogger(__name__)
 #: Seconds to connect to a host and log in, unless the extra ``connection_timeout`` says otherwise: of one host, and of
@@ -568,61 +567,3 @@ def muted_pika() -> Iterator[None]:
 
 def _wanted(_: logging.LogRecord) -> bool:
     return not _muted.get() or logging.getLogger("pika").level != logging.NOTSET
-
-
-class AsyncConnection:
-    """A connection in an asyncio loop, of a relay: opened once, it ends once, with the reason.
-
-    It logs in at a host, and ends with the connection. It never waits.
-
-    A subclass opens its channels in :meth:`_on_connected`, calls :meth:`_on_opened` when messages can come, and
-    :meth:`_end` with the reason when no more will come.
-    """
-
-    def __init__(self, host: Parameters) -> None:
-        self._loop = asyncio.get_running_loop()
-        #: Done when messages can come; fails with a TransportUnavailable that names the reason.
-        self.opened: asyncio.Future[None] = self._loop.create_future()
-        #: Done with the reason when no more will come.
-        self.ended: asyncio.Future[str] = self._loop.create_future()
-        self._host = host
-        self._closed = self._loop.create_future()
-        with muted_pika():
-            self._connection = DecodingAsyncioConnection(
-                host,
-                on_open_callback=self._on_connected,
-                on_open_error_callback=self._on_closed,
-                on_close_callback=self._on_closed,
-                custom_ioloop=self._loop,
-            )
-
-    async def close(self, seconds: float) -> None:
-        """Close the connection, and wait so long for the broker's answer; unacknowledged messages go back."""
-        self._end("closed")
-        self._close()
-        await asyncio.wait([self._closed], timeout=seconds)
-
-    def _on_connected(self, connection: Connection) -> None:
-        raise NotImplementedError
-
-    def _on_opened(self) -> None:
-        if not self.opened.done():
-            self.opened.set_result(None)
-
-    def _on_closed(self, _: Connection, reason: BaseException) -> None:
-        if not self._closed.done():
-            self._closed.set_result(None)
-        self._end(describe_error(reason, self._host))
-
-    def _end(self, why: str) -> None:
-        if self.ended.done():
-            return
-        self.ended.set_result(why)
-        if not self.opened.done():
-            self.opened.set_exception(TransportUnavailable(why))
-            # the task that opened it may have been cancelled, and then nothing reads this error
-            self.opened.exception()
-
-    def _close(self) -> None:
-        with muted_pika(), suppress(exceptions.AMQPError):
-            self._connection.close()

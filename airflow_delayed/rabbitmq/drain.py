@@ -133,7 +133,7 @@ class MoveReport:
             number = "an unknown number of" if count is None else f"{count:,}"
             yield (
                 f"not moved: {number} messages inside exchange {exchange!r} of type x-delayed-message, which no client"
-                " can read; keep it until its messages_delayed is 0 (docs/rabbitmq/leaving-the-plugin.md)"
+                " can read; keep it until its messages_delayed is 0"
             )
 
 

@@ -319,7 +319,7 @@ def topology_of(choice: Topology | str, routing: str | None = None) -> Topology:
         if choice == "x-delayed-message":
             raise ValueError(
                 "x-delayed-message is the exchange type of a plugin: no client can read what waits inside such an"
-                " exchange; keep it until its messages_delayed is 0 (docs/rabbitmq/leaving-the-plugin.md)"
+                " exchange; keep it until its messages_delayed is 0"
             )
         known = {**TOPOLOGIES, **FORMER}
         if choice not in known:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
     from airflow_delayed.rabbitmq.admin import TopologyAdmin
-    from airflow_delayed.rabbitmq.bridge import Bridge
     from airflow_delayed.rabbitmq.drain import MoveReport
     from airflow_delayed.rabbitmq.management import Facts, Management
     from airflow_delayed.rabbitmq.move import MigrationEndpoint
@@ -279,23 +278,6 @@ class RabbitMQTransport(Delivery):
                 # without the connection the broker deletes the queue by itself
                 with suppress(AMQPError):
                     queue.end()
-
-    def bridge(self, exchange: str, target: str, *, secrets: Sequence[str], type: str = "topic") -> Bridge:
-        """Return a bridge for services that go on publishing with the header ``x-delay``, without the plugin.
-
-        :param exchange: to which the services publish.
-        :param target: the exchange to which the consumers' queues are bound.
-        :param secrets: keys for signatures of the messages on their way, of 32 characters and more: the first signs,
-            all verify; the same for all bridges of an exchange.
-        :param type: of ``exchange``: ``topic`` or ``fanout``.
-        :raises ValueError: the two are one, the type has no binding for every routing key, or no secret is long enough.
-        :raises LimitExceeded: the exchange's name is too long, or has an empty word.
-        """
-        require_client()
-        from airflow_delayed.rabbitmq.bridge import Bridge, BridgeRoutes
-
-        routes = BridgeRoutes(exchange, target, self.topology, tuple(secrets), type)
-        return Bridge(routes, lambda: self._endpoint(self), self._clock)
 
     def migrate(
         self,

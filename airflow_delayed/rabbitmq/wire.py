@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pika import BasicProperties, spec
-from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.adapters.select_connection import SelectConnection
 from pika.frame import Header, Method
 
@@ -268,8 +267,8 @@ def _published_by_pika(channel: Channel, most: int) -> WriteMessage:
     return publish
 
 
-class _Decoding:
-    """A connection of pika's whose header frames have :class:`ReceivedProperties`."""
+class DecodingSelectConnection(SelectConnection):
+    """pika's connection, also inside of its blocking one, whose header frames have :class:`ReceivedProperties`."""
 
     _frame_buffer: bytes
 
@@ -286,11 +285,3 @@ class _Decoding:
         # other frames, an incomplete one, and bytes that are no frame
         pika: Any = super()
         return pika._read_frame()
-
-
-class DecodingSelectConnection(_Decoding, SelectConnection):
-    """pika's connection for its own loop, and inside of its blocking connection."""
-
-
-class DecodingAsyncioConnection(_Decoding, AsyncioConnection):
-    """pika's connection for an asyncio loop."""

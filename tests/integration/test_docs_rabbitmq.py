@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import contextlib
 import io
 import logging
@@ -16,9 +15,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from pika import BasicProperties
-from pika.exceptions import ConnectionClosedByBroker
-from support.bridging import KEYS
 from support.examples import note_dags
 from support.rabbitmq import VirtualHost, eventually, messages
 from support.virtual_hosts import VirtualHosts
@@ -122,55 +118,6 @@ def test_migrate(
         assert old.waiting().messages == 0
     waiting = RabbitMQDelayHook("rabbitmq_default").waiting()
     assert {level.level: level.messages for level in waiting.levels if level.messages} == {40: 1, 45: 1, 60: 4}
-
-
-def test_leaving_the_plugin(
-    run_page: Callable[[str], None], here: Path, vhost: VirtualHost, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AIRFLOW__DELAYED__BRIDGE_KEYS", ",".join(KEYS))
-    vhost.declare("mine")
-    with vhost.channel() as channel:
-        channel.exchange_declare("orders", "topic", durable=True)
-        channel.queue_bind("mine", "orders", "#")
-    run_page("leaving-the-plugin")
-    # a service that goes on declaring the plugin's type on a broker without it
-    refused = pytest.raises(ConnectionClosedByBroker, match="COMMAND_INVALID - unknown exchange type")
-    with refused, vhost.channel() as channel:
-        channel.exchange_declare("other", "x-delayed-message", arguments={"x-delayed-type": "topic"})
-
-    text = (here / "docs" / "rabbitmq" / "leaving-the-plugin.md").read_text()
-    ((configure, write, read),) = re.findall(
-        r"^rabbitmqctl set_permissions -p / bridge '(.*?)' '(.*?)' '(.*?)'$", text, re.M
-    )
-    name = f"bridge-{uuid4().hex[:8]}"
-    try:
-        vhost.manage("PUT", f"users/{name}", {"password": "p", "tags": "management"})
-        rights = {"configure": configure, "write": write, "read": read}
-        vhost.manage("PUT", f"permissions/{{vhost}}/{name}", rights)
-        connect("bridge", **{**vhost.connection, "login": name, "password": "p"})
-        made = RabbitMQDelayHook("bridge").bridge("services", "orders")
-        assert made.install().ok
-        made.require()
-        with vhost.channel() as channel:
-            for delay in (1, 0, "malformed"):
-                channel.basic_publish("services", "k", b"", BasicProperties(headers={"x-delay": delay}))
-        vhost.manage("PUT", f"permissions/{{vhost}}/{name}", {**rights, "configure": "^$"})
-
-        async def until_delivered(count: int) -> None:
-            stop = asyncio.Event()
-            running = asyncio.create_task(made.run(stop))
-            while made.counts.delivered + made.counts.parked < count:
-                await asyncio.sleep(0.05)
-            stop.set()
-            await running
-
-        asyncio.run(asyncio.wait_for(until_delivered(3), 60))
-        assert str(made.counts) == "1 delayed, 2 delivered, 1 parked"
-        assert made.redrive() == 1
-        asyncio.run(asyncio.wait_for(until_delivered(4), 60))
-        vhost.until(mine=3)
-    finally:
-        vhost.manage("DELETE", f"users/{name}")
 
 
 def test_uris_of_connections(here: Path, connect: Connect) -> None:

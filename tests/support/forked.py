@@ -22,7 +22,6 @@ _CONTEXT.set_forkserver_preload(
     [
         "support.arming",
         "support.consuming",
-        "support.bridging",
         "support.dispatching",
         "support.pausing",
         "support.staying",

@@ -30,7 +30,6 @@ GROUPS = {
         "tests/integration/test_dispatch_faults.py",
         "tests/integration/test_dispatcher_service.py",
         "tests/integration/test_inbox.py",
-        "tests/integration/rabbitmq/test_rabbitmq_bridge.py",
         "tests/integration/test_store_stay.py",
         "tests/integration/test_sqs_cycle.py",
         "tests/integration/test_sqs_cycle_faults.py",

@@ -256,7 +256,7 @@ NO_STORE = "'broker' is of type 'rabbitmq', and no store: .* a store is store_co
             "'db' is of type 'sqlite', .* of type aws: name that as conn_id=.*; a store is store_conn_id=",
         ),
         (
-            lambda: RabbitMQDelayHook("db").bridge("a", "b"),
+            lambda: RabbitMQDelayHook("db").waiting(),
             "'db' is of type 'sqlite', .* of type rabbitmq, amqp, amqps: name that as conn_id=",
         ),
         (

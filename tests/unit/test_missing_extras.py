@@ -45,7 +45,6 @@ QUESTIONS = {
         "delivery('broker').send([])",
         "delivery('broker').test_connection()",
         "command('doctor', '--conn-id', 'broker')",
-        "command('bridge', '--conn-id', 'broker', '--exchange', 'a', '--target', 'b')",
         "command('redrive', '--conn-id', 'broker', '--dry-run')",
         "delivery('broker').horizon.days",
     ),
@@ -110,11 +109,11 @@ print("the answers: " + json.dumps(found))
 
 
 def test_rabbitmq(answers: dict[str, list[Any]]) -> None:
-    verify, send, tested, doctor, bridge, redrive, horizon = answers["rabbitmq"]
+    verify, send, tested, doctor, redrive, horizon = answers["rabbitmq"]
     assert verify == send == f"MissingExtra: {RABBITMQ}"
     # what Airflow's UI shows
     assert tested == [False, RABBITMQ]
-    assert (bridge, redrive) == (RABBITMQ, RABBITMQ)
+    assert redrive == RABBITMQ
     assert RABBITMQ in doctor
     # what needs no network works: a notifier checks its message by it
     assert horizon == 3106

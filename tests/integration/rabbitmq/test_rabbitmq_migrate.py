@@ -25,6 +25,7 @@ from airflow_delayed.errors import TopologyError
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.nservicebus import nservicebus_time, parse_nservicebus_time
+from airflow_delayed.rabbitmq.management import Facts, _exchanges
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.topology import (
     CELERY,
@@ -461,3 +462,17 @@ def test_a_migration_that_is_killed_again_and_again(
     assert (len(times), lost, early) == (len(batch), set(), [])
     # what was under way
     assert twice <= KILLS * IN_FLIGHT
+
+
+def test_what_waits_inside_the_plugins_exchange_is_named(
+    hook: RabbitMQDelayHook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plugin cannot be had here, so the management API's answer is a canned one."""
+    answer = {"durable": True, "arguments": {"x-delayed-type": "topic"}, "type": "x-delayed-message"}
+    exchanges = _exchanges([{**answer, "name": "old", "messages_delayed": 12}, {**answer, "name": "unknown"}])
+    drained = _exchanges([{**answer, "name": "drained", "messages_delayed": 0}])
+    monkeypatch.setattr(RabbitMQDelayHook, "_facts", lambda _: Facts(exchanges={**exchanges, **drained}))
+    RabbitMQDelayHook(hook.conn_id, topology="celery").install([])
+    report = hook.migrate("celery", "delayed", destinations=[])
+    assert report.unreadable == {"old": 12, "unknown": None}
+    assert "not moved: 12 messages inside exchange 'old' of type x-delayed-message, which no client can" in str(report)
