@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select
 from support.rabbitmq import eventually
+from support.sleeping import Time
 from support.standing import give_up, mark_dispatched
 from support.stores import Store, Transport, message
 
@@ -27,7 +28,11 @@ def found(hook) -> dict[str | None, Finding]:
 
 
 def set_heartbeat(store: Store, hook, seconds: int, *, ended: bool) -> None:
-    """Move the sign of life of every dispatcher into the past, as if it had been killed then, or had ended."""
+    """Move the sign of life of every dispatcher into the past, as if it had been killed then, or had ended.
+
+    Time stands still from here on: a dispatcher is missed after 9 s, which a slow test may take.
+    """
+    Time(hook)
     table, moment = hook.tables.dispatchers, hook.now() - timedelta(seconds=seconds)
     with hook.engine.begin() as connection:
         connection.execute(table.update().values(SeenAt=moment, EndedAt=moment if ended else None))

@@ -215,7 +215,7 @@ def messages(
     ]
 
 
-def eventually(ready: Callable[[], object], seconds: float = 60) -> None:
+def eventually(ready: Callable[[], object], seconds: float = 180) -> None:
     """Wait until it is ready; the longer it takes to ask, the longer the pauses."""
     deadline = time.monotonic() + seconds
     while True:

@@ -452,14 +452,15 @@ def test_bad_parameter_is_named_before_anything_is_sent(run, arguments, says):
 def test_columns_of_another_name_are_read_and_corrected_rejects_read_again(run, tmp_path):
     rows = [
         {"text": "a", "remind_at": NOW + timedelta(hours=1), "customer_id": "c1", "price": 1},
-        {"text": "b", "remind_at": NOW + timedelta(hours=1), "customer_id": "c" * 300, "price": 1},
+        {"text": "b", "remind_at": NOW + timedelta(hours=1), "customer_id": "", "price": 1},
     ]
     arguments = {
         "columns": {"value": "text", "due_at": "remind_at", "tag": "customer_id"},
         "id_columns": ["customer_id"],
         "rejects": str(tmp_path / "rejects.jsonl"),
     }
-    with pytest.raises(AirflowFailException, match=r"unknown columns customer_id, price, remind_at .* pass columns="):
+    expected = r"unknown columns customer_id, price, remind_at(, text)? .* pass columns="
+    with pytest.raises(AirflowFailException, match=expected):
         run.execute(messages=rows)
     assert run.execute(messages=rows, **arguments)["sent"] == 1
     [message] = run.transport.sent

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
+from support.forked import PATIENCE
 from support.recorder import Recorder
 from support.send_runs import States
 from support.standing import hold
@@ -127,6 +128,9 @@ def make(store: Store, monkeypatch, connect) -> Callable[..., Task]:
     monkeypatch.setattr(hooks.store, "DelayedStoreHook", hook)
     monkeypatch.setattr("airflow_delayed.sending.CHUNK", CHUNK)
     monkeypatch.setattr("airflow_delayed.sending.AT_ONCE", 5)
+    # nobody kills this process, and a slow machine takes its time
+    monkeypatch.setattr("airflow_delayed.operators.withdrawal.KILL_SECONDS", float(PATIENCE))
+    monkeypatch.setattr("airflow_delayed.operators.withdrawal.ASKED_SECONDS", float(PATIENCE))
     return lambda **options: Task(store, broker, **options)
 
 
