@@ -29,7 +29,7 @@ the due times of a retry       Relative delays count from the first try, which  
                                delays are refused.
 messages are not confirmed     The task fails with ``SendFailed``, and a retry    sending.py: Sending._send_all
                                sends that batch again, of up to 2,500 messages:   route.py: publish_and_record,
-                               twice what was confirmed of it and is not recorded confirmed
+                               twice what was confirmed of it and is not recorded confirmed_messages
                                in a store.
 a task is cleared              With ``same_ids`` it goes on if it had failed      task_state.py: _is_over, turn_of,
                                half-way, and sends all again if it had succeeded: note_success
