@@ -18,6 +18,7 @@ from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Clock, SendReport
 from airflow_delayed.errors import (
     InputError,
+    InvalidMessage,
     LimitExceeded,
     SendFailed,
     TopologyError,
@@ -208,6 +209,8 @@ class MessageSender:
             try:
                 self._put(message)
             except (InputError, TopologyError) as error:
+                if isinstance(error, InvalidMessage):
+                    error.message_id = message.message_id
                 if not self._began:
                     raise
                 # too late to say that nothing was sent
