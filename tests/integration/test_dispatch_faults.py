@@ -53,7 +53,7 @@ def start(store: Store, tmp_path):
     children = []
 
     def run(target: str, number: int = 1, **options: object) -> list[Child]:
-        url = store.hook().engine.url.render_as_string(hide_password=False)
+        url = store.url().render_as_string(hide_password=False)
         arguments = {"url": url, "schema": store.schema, "target": target, "journal": str(tmp_path / "journal")}
         started = [Child(dispatch, **arguments, **options) for _ in range(number)]
         children.extend(started)

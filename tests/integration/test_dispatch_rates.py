@@ -76,7 +76,7 @@ def test_two_dispatchers_keep_one_rate_together(store: Store):
 def test_a_killed_dispatcher_makes_it_no_faster(store: Store, tmp_path):
     hook = store.installed()
     sends(hook, hook.now(), sms=250)
-    url = hook.engine.url.render_as_string(hide_password=False)
+    url = store.url().render_as_string(hide_password=False)
     journal = tmp_path / "journal"
     shared = {"url": url, "schema": store.schema, "target": "broker", "journal": str(journal)}
     children = [Child(dispatch, **shared, hangs_after=30), Child(dispatch, **shared)]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import timedelta
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -63,7 +63,7 @@ def between(hook: DelayedStoreHook, postgres_url: str) -> Iterator[Proxy]:
     """A proxy that stands between the hook and the database from now on."""
     url = urlsplit(postgres_url)
     with proxy(url.port, url.hostname) as made:
-        there = hook.engine.url
+        there = hook.engine.url.set(username=url.username, password=unquote(url.password or ""))
         hook.engine.dispose()
         hook.engine = prepare(
             create_engine(there.set(host="127.0.0.1", port=made.port), **engine_options("postgresql"))

@@ -257,7 +257,7 @@ def test_a_session_that_ends_after_the_last_statement_is_told_as_such(store: Sto
     hook.send([message("m", LATER)])
     give_up(hook, "m")
     # psycopg2 asks the server when a connection is given back
-    url = hook.engine.url.set(drivername="postgresql+psycopg2")
+    url = store.url().set(drivername="postgresql+psycopg2")
     hook.close()
     hook.engine = prepare(create_engine(url, **engine_options("postgresql")))
     hook.get("m")  # what is asked once for each connection is asked now

@@ -146,7 +146,7 @@ def etl_fixture(reachable: Store, broker: str) -> Etl:
 def reachable_fixture(store: Store, connect, monkeypatch) -> Iterator[Store]:
     """A store whose connection leads to its schema by itself, as a user's does."""
     hook = store.installed()
-    url = hook.engine.url
+    url = store.url()
     if url.get_backend_name() == "postgresql":
         schema = str(store.schema).replace('"', '""').replace(" ", r"\ ")
         monkeypatch.setenv("PGOPTIONS", f'-c search_path="{schema}"')

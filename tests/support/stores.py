@@ -20,7 +20,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Row, create_engine, select, text
+from airflow.sdk import BaseHook
+from sqlalchemy import URL, Row, create_engine, select, text
 
 from airflow_delayed.delivery import SendReport, TopologyReport
 from airflow_delayed.errors import DestinationMissing, LimitExceeded, SendFailed, TransportUnavailable
@@ -78,6 +79,11 @@ class Store:
         if queues or self._lent is None or not self._lent.has_tables:
             self.hook(None).install(queues, create_destinations=True)
         return self.hook(deliver_conn_id)
+
+    def url(self) -> URL:
+        """Its address with the login, for an engine that asks no Airflow connection."""
+        login = BaseHook.get_connection(self.conn_id)
+        return self.hook().engine.url.set(username=login.login, password=login.password)
 
     def close(self) -> None:
         """Close its dispatchers and hooks, and leave its tables to the next test."""
