@@ -18,6 +18,8 @@ from uuid import uuid4
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
+from airflow_delayed.delivery import Delivery
+from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.message import DelayedMessage
 
 UTC = timezone.utc
@@ -213,6 +215,17 @@ def messages(
         )
         for number, delay in enumerate(delays)
     ]
+
+
+def install(hook: Delivery, destinations: Collection[str] = (), **options: bool) -> None:
+    """Install levels for a test; a broker on a busy machine does not always form so many quorum queues in time."""
+    for tries_left in (2, 1, 0):
+        try:
+            hook.install(destinations, **options)
+            return
+        except TransportUnavailable:
+            if not tries_left:
+                raise
 
 
 def eventually(ready: Callable[[], object], seconds: float = 180) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from pika.exceptions import AMQPError
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from support.rabbitmq import VirtualHost, make_virtual_host
+from support.rabbitmq import VirtualHost, install, make_virtual_host
 
 #: So many are made before a test waits for one that was used.
 _MOST = 2
@@ -86,7 +86,7 @@ class VirtualHosts:
         host = make_virtual_host(self._url)
         conn_id = "made_for_many_tests"
         with mock.patch.dict(os.environ, {f"AIRFLOW_CONN_{conn_id.upper()}": json.dumps(host.connection)}):
-            RabbitMQDelayHook(conn_id).install([])
+            install(RabbitMQDelayHook(conn_id))
         self._template = _definitions(host)
         return host
 

@@ -30,7 +30,7 @@ from support.lengths import LONG, TABLES, length
 from support.management import made_up
 from support.operations_page import Page, dags
 from support.proxy import Proxy, proxy
-from support.rabbitmq import VirtualHost
+from support.rabbitmq import VirtualHost, install
 from support.serving import dispatch_for_ever
 from support.stores import Store, message
 
@@ -142,7 +142,7 @@ def world(
         stack.enter_context(metrics.recorded(made.recorder))
         made.connect_rabbit()
         with closing(RabbitMQDelayHook("rabbit")) as hook:
-            hook.install(["orders", "emails"], create_destinations=True)
+            install(hook, ["orders", "emails"], create_destinations=True)
         try:
             yield made
         finally:
