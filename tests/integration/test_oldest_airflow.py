@@ -70,7 +70,7 @@ def test_what_can_be_runs_and_what_cannot_says_what_it_needs(ask) -> None:
     names = ("message_stream", "messaging", "queue_table", "rabbitmq_message")
     assert needs.keys() == {f"airflow_delayed.triggers.{name}" for name in names}
     assert "common-messaging" in needs.pop("airflow_delayed.triggers.messaging")
-    assert found["dags"].keys() == {"dispatch_store", "escalation", "on_message_due", "on_row_due", "precise_send"}
+    assert found["dags"].keys() == {"dispatch_store", "on_message_due", "on_row_due", "precise_send"}
     assert "DeadlineAlert" in found["dags"].pop("dispatch_store"), "as its docstring says, it needs Airflow 3.2"
     for text in (*needs.values(), *found["dags"].values()):
         assert "needs Airflow 3.3 or later" in text

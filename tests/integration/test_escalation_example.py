@@ -1,20 +1,17 @@
-"""dags/escalation.py: what stays red reaches the desk through a watched queue table, what is green again does not."""
+"""dags/escalation.py: what stays red reaches the desk through a queue table, what is green again does not."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG
 from support.examples import dags_of, result
-from support.watching import eventually, triggerer
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
@@ -37,23 +34,6 @@ def store(dags: dict[str, DAG]) -> Iterator[DelayedStoreHook]:
         yield made
 
 
-def called(desk: DAG) -> list[str]:
-    """Watch the queue table as the triggerer does until a message comes, and return what the desk makes of it."""
-    (red,) = desk.schedule
-    (watcher,) = red.watchers
-
-    async def watch() -> list[dict[str, Any]]:
-        async with triggerer(watcher.trigger) as one:
-            await eventually(lambda: one.received and not one.unstored)
-            # the acknowledgement is on its way
-            await asyncio.sleep(0.2)
-            return [message for _, message in one.received]
-
-    event = SimpleNamespace(extra={"payload": {"queue": "escalations", "messages": asyncio.run(watch())}})
-    bodies: list[str] = desk.get_task("call").python_callable(triggering_asset_events={red: [event]})
-    return bodies
-
-
 def test_what_stays_red_is_called(dags: dict[str, DAG], store: DelayedStoreHook, run_dag, caplog) -> None:
     def dispatched() -> int:
         return int(result(run_dag(dags["escalation_dispatch"]), "dispatch")["dispatched"])
@@ -65,12 +45,10 @@ def test_what_stays_red_is_called(dags: dict[str, DAG], store: DelayedStoreHook,
     assert red.end_date <= one.due_at - HALF_AN_HOUR <= utcnow()
     store.reschedule([one.message_id], delay=0)
     assert dispatched() == 1
-    (body,) = called(dags["escalation_desk"])
+    (body,) = result(run_dag(dags["escalation_desk"]), "call")
     assert (json.loads(body)["dag_id"], json.loads(body)["run_id"]) == ("escalation", red.run_id)
     assert "STILL RED" in caplog.text
-    # its event is stored
-    with store.engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM escalations").scalar_one() == 0
+    assert result(run_dag(dags["escalation_desk"]), "call") == []
 
 
 def test_a_success_of_the_same_run_takes_its_message_back_and_no_other(
@@ -93,3 +71,12 @@ def test_a_success_of_the_same_run_takes_its_message_back_and_no_other(
     green = run(first, run_conf={"failures": 0})
     assert (green.run_id, green.state) == (red.run_id, "success")
     assert waiting() == theirs
+
+
+def test_the_quickstart_reads_its_message(here: Path, tmp_path: Path, connect, run_dag, monkeypatch) -> None:
+    connect("delayed_store", conn_type="sqlite", host=str(tmp_path / "store.db"))
+    dag = dags_of(here / "dags/quickstart.py", monkeypatch)["quickstart"]
+    assert dag.get_task("send").delay == 10
+    # no test waits for what a user would
+    dag.get_task("send").delay = 0.1
+    assert "Hello!" in str(result(run_dag(dag), "read"))
