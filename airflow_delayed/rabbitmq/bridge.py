@@ -53,7 +53,7 @@ from airflow_delayed.rabbitmq.topology import MAX_HEADERS_BYTES, Topology
 
 if TYPE_CHECKING:
     from airflow_delayed.rabbitmq.management import Facts
-    from airflow_delayed.rabbitmq.move import MigrationEndpoint
+    from airflow_delayed.rabbitmq.redrive import TopologyEndpoint
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +197,6 @@ class BridgeRoutes:
             )
         if self.topology.routing != "direct":
             raise ValueError("a bridge needs a topology with direct routing: routing='direct', or topology='delayed'")
-        self.topology.check_current()
         self.topology.check_destination(self.due)
 
     @property
@@ -378,7 +377,7 @@ class Bridge:
     """
 
     routes: BridgeRoutes
-    endpoint: Callable[[], MigrationEndpoint]
+    endpoint: Callable[[], TopologyEndpoint]
     clock: Clock
     counts: BridgeCounts = field(default_factory=BridgeCounts)
     _relay: Relay | None = None
@@ -557,7 +556,7 @@ class Bridge:
             log.warning("%s: parked in queue %r: %s", self, self.routes.parked, some(reasons))
             self._parked.clear()
 
-    def _require(self, here: MigrationEndpoint, report: TopologyReport) -> None:
+    def _require(self, here: TopologyEndpoint, report: TopologyReport) -> None:
         if report.problems:
             raise BridgeNotReady(here.conn_id, report)
 

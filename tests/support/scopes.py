@@ -58,7 +58,6 @@ GROUPS = {
 #: Files of which each is played alone and takes more than 15 s, longest first.
 LONG_FILES = (
     "tests/integration/ui/test_broken_setups.py",
-    "tests/integration/rabbitmq/test_rabbitmq_migrate.py",
     "tests/integration/rabbitmq/test_rabbitmq.py",
     "tests/integration/rabbitmq/test_rabbitmq_topologies.py",
     "tests/integration/test_canaries.py",

@@ -24,7 +24,6 @@ from support.rabbitmq import VirtualHost, eventually
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.rabbitmq.bridge import BridgeNotReady
-from airflow_delayed.rabbitmq.management import Facts, _exchanges
 from airflow_delayed.rabbitmq.relay import RELAY_WINDOW
 
 pytestmark = pytest.mark.long
@@ -223,20 +222,6 @@ def test_what_makes_no_bridge(hook: RabbitMQDelayHook) -> None:
     for keys in ([], ["short"], [*KEYS, "short"]):
         with pytest.raises(ValueError, match=r"32 characters or more in \[delayed\] bridge_keys"):
             hook.bridge("services", "orders", secrets=keys)
-
-
-def test_a_migration_names_what_waits_inside_the_plugins_exchange(
-    hook: RabbitMQDelayHook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The plugin cannot be had here, so the management API's answer is a canned one."""
-    answer = {"durable": True, "arguments": {"x-delayed-type": "topic"}, "type": "x-delayed-message"}
-    exchanges = _exchanges([{**answer, "name": "old", "messages_delayed": 12}, {**answer, "name": "unknown"}])
-    drained = _exchanges([{**answer, "name": "drained", "messages_delayed": 0}])
-    monkeypatch.setattr(RabbitMQDelayHook, "_facts", lambda _: Facts(exchanges={**exchanges, **drained}))
-    RabbitMQDelayHook(hook.conn_id, topology="celery").install([])
-    report = hook.migrate("celery", "delayed", destinations=[])
-    assert report.unreadable == {"old": 12, "unknown": None}
-    assert "not moved: 12 messages inside exchange 'old' of type x-delayed-message, which no client can" in str(report)
 
 
 def test_the_command_installs_and_stays_until_sigterm(
