@@ -149,8 +149,8 @@ def merged(found: Iterable[tuple[str, F]], join: Callable[[F, F], F]) -> list[tu
             if _follows(name, consequence, conn_id, finding):
                 kept[number] = conn_id, join(finding, consequence)
                 break
-    # a dispatcher may have ended because its broker is away
-    kept.sort(key=lambda one: (SEVERITIES.index(one[1].severity), one[1].code not in NO_ANSWER))
+    # a dispatcher may have ended because its broker is away, and not because this one knows no such connection
+    kept.sort(key=lambda one: (SEVERITIES.index(one[1].severity), one[1].code not in ("unreachable", "silent")))
     return kept
 
 

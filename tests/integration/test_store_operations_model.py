@@ -365,15 +365,17 @@ class OperationsMachine(RuleBasedStateMachine):
         self._counted(states)
 
     def _counted(self, messages: dict[str, tuple[str, datetime, int]]) -> None:
-        found = counts.count(
-            self.engine,
-            self.tables,
-            MessageFilter(),
-            overdue=minutes(5),
-            hours=3,
-            by_destination=True,
-            database_time=self.time,
-        )
+        with self.engine.connect() as connection:
+            found = counts.count(
+                connection,
+                self.tables,
+                MessageFilter(),
+                self.now,
+                overdue=minutes(5),
+                hours=3,
+                minutes=0,
+                by_destination=True,
+            )
         states = [state for state, _, _ in messages.values()]
         names = ("waiting", "due", "in flight", "retrying", "failed", "expired")
         numbers = found.numbers()

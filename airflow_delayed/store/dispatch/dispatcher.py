@@ -602,6 +602,8 @@ class Dispatcher:
             self._dispatched, self._dispatched_at = dispatched, self._monotonic()
         if self._repository.try_to_write(self._record_heartbeat):
             self._history.forget_written()
+            # by itself: messages that cannot be read keep no heartbeat from being written
+            self._repository.try_to_read(self._note_overdue)
         self._heartbeats += 1
         if self._heartbeats % _LOGGED_EVERY == 0:
             if self._passing or dispatched != self._logged or self._failing:
@@ -627,15 +629,14 @@ class Dispatcher:
         }
         state["reaches"] = {one.conn_id: one.reach for one in self._workers or () if isinstance(one, ConnectionWorker)}
         state["max_rate"] = self.policy.max_rate
-        self._note_overdue(connection, now, state["troubles"])
         record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=self._ended, **state)
         self._history.write(connection, self._tables, self.id)
 
-    def _note_overdue(self, connection: Connection, now: datetime, troubles: Sequence[Trouble]) -> None:
+    def _note_overdue(self, connection: Connection, now: datetime) -> None:
         throttled = any(worker.turns.throttled for worker in self._workers or ())
         stale = timedelta(seconds=STALLED)
         self._has_stale = not throttled and self._count_overdue(connection, now, stale, 1) > 0
-        names = {one.destination or one.conn_id or self._conn_id: one.since for one in reversed(troubles)}
+        names = {one.destination or one.conn_id or self._conn_id: one.since for one in reversed(self._troubles(now))}
         parts = [f"{name} fails since {since:%H:%M:%S} UTC" for name, since in names.items()]
         if parts:
             overdue = self._count_overdue(connection, now, OVERDUE, _MOST_OVERDUE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import count
@@ -501,6 +501,15 @@ class DispatchRepository:
             log.warning("the dispatcher's sign of life could not be written: %s", error)
             return False
         return True
+
+    def try_to_read(self, work: Callable[[Connection, datetime], object]) -> None:
+        """Try a reading transaction once; claims log and count what fails of the database."""
+        with (
+            suppress(DelayedError),
+            self._answered(Activity.HOUSEKEEPING.value),
+            self._engine.connect().execution_options(read_only=True) as connection,
+        ):
+            work(connection, self.now(connection))
 
     def _persist(self, activity: Activity, work: Callable[[], T], failed: Callable[[str], object] | None = None) -> T:
         """Do the work until it succeeds, with growing pauses, or until its breaker trips.
