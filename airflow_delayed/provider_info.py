@@ -353,7 +353,7 @@ def get_provider_info() -> dict[str, Any]:
                     "topology": {
                         "label": "Topology",
                         "description": "Whose delay levels are used: our own, or those that others share with us.",
-                        "schema": _one_of("delayed", "nservicebus", "celery"),
+                        "schema": _one_of("delayed", "nservicebus", "nservicebus-v1", "celery"),
                     },
                     "routing": {
                         "label": "NServiceBus routing",

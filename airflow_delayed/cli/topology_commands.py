@@ -22,7 +22,7 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.api import install_script
 
 if TYPE_CHECKING:
-    from airflow_delayed.rabbitmq.drain import MoveReport
+    from airflow_delayed.rabbitmq.drain import RedriveReport
 
 
 @suppress_logs_and_warning
@@ -88,7 +88,7 @@ def redrive_(args: Namespace) -> None:
     show(rows, args.output, ("outcome", "messages"))
 
 
-def _redrive(args: Namespace) -> MoveReport:
+def _redrive(args: Namespace) -> RedriveReport:
     hook = delivery_for(args.conn_id)
     if not isinstance(hook, RabbitMQDelayHook):
         raise DelayedError(
@@ -106,11 +106,11 @@ def _redrive(args: Namespace) -> MoveReport:
     return hook.redrive(destinations=args.destination)
 
 
-def _sendable(would: MoveReport) -> dict[str, int]:
+def _sendable(would: RedriveReport) -> dict[str, int]:
     return {name: many for name, many in would.destinations.items() if name not in would.problems}
 
 
-def _staying(report: MoveReport) -> dict[str, int]:
+def _staying(report: RedriveReport) -> dict[str, int]:
     """Return how many messages stay, by reason; of a dry run, those whose destination has a problem too."""
     found = dict(report.remaining)
     for name, reason in report.problems.items():

@@ -18,7 +18,7 @@ from airflow_delayed.rabbitmq.declare import Binding, Declaration, Exchange, Que
 from airflow_delayed.rabbitmq.management import BindingFacts, Facts, Management, PolicyFacts, survey
 from airflow_delayed.rabbitmq.node_clocks import NodeClocks
 from airflow_delayed.rabbitmq.properties import DELIVERY_COUNT, ReceivedProperties
-from airflow_delayed.rabbitmq.topology import FORMER, Topology
+from airflow_delayed.rabbitmq.topology import Topology
 from airflow_delayed.rabbitmq.waiting import Waiting, waiting
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PATIENCE = 3.0
 _REPLACE = "replace=True deletes and makes again what differs, as long as no messages wait there"
 _NOTHING = Facts()
-_MOVE = "Move them on first (migrate(), redrive()) or let them fall due"
+_MOVE = "Let them fall due, or redrive() what no queue took"
 #: Seconds to wait for statistics from after the consumers came; the broker makes them every 5 s.
 _STATISTICS_SECONDS = 30.0
 #: Seconds to wait until the broker cancels the consumer of a deleted queue; its messages come before that.
@@ -65,18 +65,7 @@ class TopologyAdmin:
         findings = verify.judge(
             self.topology, destinations, parts, found, top_position, facts=facts, broker=broker, counts=counts
         )
-        former = verify.former({} if left else self._former())
-        return TopologyReport((*findings, *former, *verify.unanswered(left), *clocks.judge(self.absent.why)))
-
-    def _former(self) -> dict[str, Finding]:
-        """Ask for the delivery exchange of each topology of ours alone that this one has replaced.
-
-        Endpoints of others may still use theirs.
-        """
-        former = [one for one in FORMER.values() if one.successor == self.topology.name and one.unroutable]
-        exchanges = [Exchange(one.delivery_exchange, "topic", destination=True) for one in former]
-        found = declare.compare(self.connection, exchanges)
-        return {one.name: finding for one, finding in zip(former, found, strict=True)}
+        return TopologyReport((*findings, *verify.unanswered(left), *clocks.judge(self.absent.why)))
 
     def waiting(self, now: datetime) -> Waiting:
         """Count the messages in each level."""

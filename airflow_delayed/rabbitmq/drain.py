@@ -1,14 +1,13 @@
 """Draining a queue: each message is taken from it, rewritten for its next publish, sent, and counted.
 
-A message is acknowledged once its copy is confirmed: at the target, in the parking lot (the queue
-``delayed.set-aside`` of the broker it came from, for messages that cannot be moved), or at the end of its own queue.
+A message is acknowledged once its copy is confirmed: at its destination, or at the end of its own queue.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -28,14 +27,11 @@ from airflow_delayed.rabbitmq.properties import (
     DESTINATION,
     DUE_AT,
     ORIGINAL_KEY,
-    PARKED,
-    PARKED_FROM,
-    PARKED_REASON,
     ReceivedProperties,
     text,
 )
 from airflow_delayed.rabbitmq.topology import NSERVICEBUS_DELAY, NSERVICEBUS_TIME_SENT, HeaderStyle
-from airflow_delayed.rabbitmq.waiting import Reading
+from airflow_delayed.rabbitmq.waiting import Reading, read_waited
 from airflow_delayed.rabbitmq.wire import properties_max
 
 if TYPE_CHECKING:
@@ -44,14 +40,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The parking lot: a durable quorum queue of the source's broker for messages that ``migrate`` cannot move.
-PARKING_LOT = "delayed.set-aside"
 #: Headers that the broker would read as further queues, and its own count.
 _LEFT_OUT = frozenset(["CC", "BCC", DELIVERY_COUNT])
 #: Headers of a message's earlier way through a broker.
-_PASSED = BROKERS_OWN | {DELIVERY_COUNT, ORIGINAL_KEY, *PARKED, NSERVICEBUS_DELAY, "CC", "BCC"}
-#: Reads a message, from its properties, routing key, queue and the present.
-ReadMessage = Callable[["BasicProperties", str, str, datetime], Reading]
+_PASSED = BROKERS_OWN | {DELIVERY_COUNT, ORIGINAL_KEY, NSERVICEBUS_DELAY, "CC", "BCC"}
 _LOG_SECONDS = 10.0
 #: Seconds to wait for messages to be back in their queue.
 _RETURN_SECONDS = 10.0
@@ -60,51 +52,37 @@ RETURNS = 3
 
 
 @dataclass(slots=True)
-class MoveReport:
-    """The result of ``migrate`` or ``redrive``, or with ``dry_run`` the messages that they would move.
+class RedriveReport:
+    """The result of ``redrive``, or with ``dry_run`` the messages that it would send.
 
-    :param source: the topology and the connection of the messages' queues.
-    :param target: the topology and the connection to which the messages were sent.
-    :param moved: how many messages the target confirmed; they were removed from the source.
+    :param topology: the topology and the connection.
+    :param moved: how many messages the broker confirmed; they were removed from their queue.
     :param by_destination: the same by destination.
-    :param by_queue: the same by the queue that they came from.
-    :param parked: how many messages went to the parking lot, by reason.
     :param remaining: how many were put back at the end of their queue, by reason.
-    :param waiting: how many were in the queues at the start; without empty queues.
-    :param destinations: in a dry run of ``redrive``: how many messages there are, by destination.
+    :param waiting: how many were in the queue at the start; nothing for an empty queue.
+    :param destinations: in a dry run: how many messages there are, by destination.
     :param problems: destinations to which nothing would be sent, each with the reason.
-    :param unreadable: exchanges of the type ``x-delayed-message`` beside the source's queues, with the number of
-        messages inside them, None if unknown. No client can read these messages: ``migrate`` does not move them.
     """
 
-    source: str
-    target: str
-    dry_run: bool = False
+    topology: str
     moved: int = 0
+    dry_run: bool = False
     by_destination: dict[str, int] = field(default_factory=dict)
-    by_queue: dict[str, int] = field(default_factory=dict)
-    parked: dict[str, int] = field(default_factory=dict)
     remaining: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
     destinations: dict[str, int] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
-    unreadable: dict[str, int | None] = field(default_factory=dict)
 
-    def add(self, destination: str, queue: str) -> None:
+    def add(self, destination: str) -> None:
         """Count a message that was moved."""
         self.moved += 1
         _count(self.by_destination, destination)
-        _count(self.by_queue, queue)
 
     def add_destination(self, destination: str, problem: str | None) -> None:
         """Count a message that would be moved, unless its destination has a problem."""
         _count(self.destinations, destination)
         if problem is not None:
             self.problems[destination] = problem
-
-    def add_parked(self, reason: str) -> None:
-        """Count a message that went to the parking lot."""
-        _count(self.parked, reason)
 
     def add_remaining(self, reason: str) -> None:
         """Count a message that was put back."""
@@ -113,28 +91,18 @@ class MoveReport:
     def __str__(self) -> str:
         waiting = f"{_total(self.waiting):,} waiting{_list(self.waiting)}"
         if self.dry_run:
-            parts = [f"from {self.source} to {self.target}: would move up to {waiting}"]
+            parts = [f"{self.topology}: would move up to {waiting}"]
             good = {name: count for name, count in self.destinations.items() if name not in self.problems}
             bad = {self.problems[name]: count for name, count in self.destinations.items() if name in self.problems}
             if good:
                 parts.append(f"would send{_list(good)}")
             if bad or self.remaining:
                 parts.append(f"would leave{_list(bad | self.remaining)}")
-            return "; ".join([*parts, *self._unreadable()])
-        parts = [f"from {self.source} to {self.target}: moved {self.moved:,}{_list(self.by_destination)}"]
-        if self.parked:
-            parts.append(f"parked {_total(self.parked):,}{_list(self.parked)}")
+            return "; ".join(parts)
+        parts = [f"{self.topology}: moved {self.moved:,}{_list(self.by_destination)}"]
         if self.remaining:
             parts.append(f"remaining {_total(self.remaining):,}{_list(self.remaining)}")
-        return "; ".join([*parts, *self._unreadable()])
-
-    def _unreadable(self) -> Iterator[str]:
-        for exchange, count in self.unreadable.items():
-            number = "an unknown number of" if count is None else f"{count:,}"
-            yield (
-                f"not moved: {number} messages inside exchange {exchange!r} of type x-delayed-message, which no client"
-                " can read; keep it until its messages_delayed is 0"
-            )
+        return "; ".join(parts)
 
 
 def _count(counts: dict[str, int], name: str) -> None:
@@ -172,12 +140,12 @@ class DrainedMessage(DelayedMessage):
         return count if isinstance(count, int) else 0
 
 
-class MovedPropertiesWriter:
+class DrainedPropertiesWriter:
     """Writes the properties of :class:`DrainedMessage`: as they were, with destination and due time of the new way.
 
     ``expiration`` stays only on a message that is due, since in a delay level it would fire first; the broker itself
-    removes it at the first level. ``user_id`` stays if it is that of the user who moves the message, since the broker
-    refuses another.
+    removes it at the first level. ``user_id`` stays if it is that of the logged-in user, since the broker refuses
+    another.
 
     :param style: of the headers, as in :class:`airflow_delayed.rabbitmq.properties.MessagePropertiesWriter`.
     :param user: the name of the logged-in user.
@@ -206,8 +174,10 @@ class MovedPropertiesWriter:
         return message.original.again(without=_PASSED, added=headers, user=self._user, expires=delay_seconds <= 0)
 
 
-class ParkingLot:
-    """Puts messages that cannot be moved into a queue of their broker, each confirmed before the next.
+class QueueEnd:
+    """Puts messages back at the end of the queue that they came from, each confirmed before the next.
+
+    A message is not returned: a quorum queue counts that, and lets a message go after the twentieth time.
 
     :param user: the name of the logged-in user.
     """
@@ -219,29 +189,13 @@ class ParkingLot:
         # the largest frame that was agreed upon; pika's blocking connection does not expose it
         inner: Any = vars(connection)["_impl"]
         self._most = properties_max(inner.params.frame_max)
-        self._declared = False
 
-    def park(self, message: DrainedMessage, reading: Reading, reason: str) -> None:
-        """Put a message into the parking lot, with the reason and its queue as headers.
-
-        :raises pika.exceptions.AMQPError: the queue did not take it.
-        """
-        if not self._declared:
-            self._channel.queue_declare(PARKING_LOT, durable=True, arguments={"x-queue-type": "quorum"})
-            self._declared = True
-        self._put(message, reading, PARKING_LOT, {PARKED_REASON: reason, PARKED_FROM: message.queue})
-
-    def put_back(self, message: DrainedMessage, reading: Reading) -> None:
-        """Publish a message to the end of the queue that it came from.
-
-        It is not returned: a quorum queue counts that, and lets a message go after the twentieth time.
+    def put(self, message: DrainedMessage, reading: Reading) -> None:
+        """Publish a message to the end of its queue.
 
         :raises pika.exceptions.AMQPError: the queue did not take it.
         """
-        self._put(message, reading, message.queue, {})
-
-    def _put(self, message: DrainedMessage, reading: Reading, queue: str, added: dict[str, str]) -> None:
-        original = message.original
+        original, added = message.original, dict[str, str]()
         if split_key(message.routing_key) or ORIGINAL_KEY not in (original.headers or {}):
             added[ORIGINAL_KEY] = message.routing_key
         if reading.destination is not None:
@@ -257,46 +211,37 @@ class ParkingLot:
                 break
         if not written:
             log.warning(
-                "message %s of queue %r: its headers leave no room for ours; it goes to queue %r without them (%s)",
+                "message %s of queue %r: its headers leave no room for ours; it stays there without them (%s)",
                 one_line(message.message_id),
                 message.queue,
-                queue,
                 one_line(str(added)),
             )
-        self._channel.basic_publish("", queue, message.body, properties, mandatory=True)
+        self._channel.basic_publish("", message.queue, message.body, properties, mandatory=True)
 
 
 class QueueDrainer:
-    """Takes messages from queues, and counts in the report how many were moved, parked or put back.
+    """Takes messages from a queue, and counts in the report how many were moved or put back.
 
     :param conn_id: names the connection in errors.
-    :param read: reads the destination and the due time of a message.
-    :param put_back: a message that cannot be moved goes to the end of its queue; else to the parking lot.
     """
 
     def __init__(
         self,
         connection: BlockingConnection,
-        report: MoveReport,
+        report: RedriveReport,
         *,
         conn_id: str,
         user: str | None,
         clock: Clock,
-        read: ReadMessage,
-        put_back: bool,
     ) -> None:
-        #: How many messages were moved, parked or put back.
-        self.handled = 0
         #: Messages that were taken and are not elsewhere yet, by delivery tag.
         self.unsettled: dict[int, tuple[DrainedMessage, Reading]] = {}
         self._connection = connection
         self._report = report
         self._conn_id = conn_id
         self._clock = clock
-        self._read = read
-        self._put_back = put_back
         self._channel = connection.channel()
-        self._parking_lot = ParkingLot(connection, user)
+        self._end = QueueEnd(connection, user)
         self._lost: AMQPError | None = None
         self._next_log = time.monotonic() + _LOG_SECONDS
 
@@ -305,27 +250,26 @@ class QueueDrainer:
         found: int = self._channel.queue_declare(queue, passive=True).method.message_count
         return found
 
-    def take(self, queues: Iterable[str], limit: int | None = None) -> Iterator[tuple[DrainedMessage, Reading]]:
-        """Take from each queue as many messages as are in it when its turn comes.
+    def take(self, queue: str, limit: int | None = None) -> Iterator[tuple[DrainedMessage, Reading]]:
+        """Take as many messages as are in the queue.
 
         :raises TransportUnavailable: the connection was lost.
         """
-        for queue in queues:
-            count = self.count(queue)
-            for _ in range(count if limit is None else min(limit, count)):
-                self.check()
-                found = self._get(queue)
-                if found is None:
-                    break
-                self.unsettled[found[0].delivery_tag] = found
-                yield found
+        count = self.count(queue)
+        for _ in range(count if limit is None else min(limit, count)):
+            self.check()
+            found = self._get(queue)
+            if found is None:
+                break
+            self.unsettled[found[0].delivery_tag] = found
+            yield found
 
     def _get(self, queue: str) -> tuple[DrainedMessage, Reading] | None:
         method, properties, body = self._channel.basic_get(queue)
         if method is None or properties is None or body is None:
             return None
         now, key, original = self._clock(), text(method.routing_key or ""), ReceivedProperties.of(properties)
-        reading = self._read(original, key, queue, now)
+        reading = read_waited(original, key, now=now)
         if original.problem is not None:
             reading = replace(reading, problem=original.problem)
         message = DrainedMessage(
@@ -348,21 +292,17 @@ class QueueDrainer:
             # the message is in the target, and will be moved again with the same id
             self._lost = self._lost or error
             return
-        self._report.add(message.destination, message.queue)
+        self._report.add(message.destination)
         self._count(message)
 
     def reject(self, message: DrainedMessage, reading: Reading, reason: str) -> None:
-        """Put a message that cannot be moved into the parking lot, or back to the end of its queue.
+        """Put a message that cannot be moved back to the end of its queue.
 
-        :raises TransportUnavailable: that queue does not take it.
+        :raises TransportUnavailable: the queue does not take it.
         """
         with self._refusals():
-            if self._put_back:
-                self._parking_lot.put_back(message, reading)
-                self._report.add_remaining(reason)
-            else:
-                self._parking_lot.park(message, reading, reason)
-                self._report.add_parked(reason)
+            self._end.put(message, reading)
+        self._report.add_remaining(reason)
         self._channel.basic_ack(message.delivery_tag)
         self._count(message)
 
@@ -377,7 +317,7 @@ class QueueDrainer:
         del self.unsettled[message.delivery_tag]
         if message.returns + 1 >= RETURNS:
             with self._refusals():
-                self._parking_lot.put_back(message, reading)
+                self._end.put(message, reading)
             self._channel.basic_ack(message.delivery_tag)
 
     @contextmanager
@@ -386,7 +326,8 @@ class QueueDrainer:
             yield
         except (UnroutableError, NackError) as error:
             raise TransportUnavailable(
-                f"connection {self._conn_id!r}: no queue takes what cannot be moved; is one full, or without a leader?"
+                f"connection {self._conn_id!r}: the queue does not take back what cannot be moved; is it full, or"
+                " without a leader?"
             ) from error
 
     def settle(self, queue: str, count: int) -> None:
@@ -398,7 +339,6 @@ class QueueDrainer:
 
     def _count(self, message: DrainedMessage) -> None:
         del self.unsettled[message.delivery_tag]
-        self.handled += 1
         if time.monotonic() >= self._next_log:
             self._next_log = time.monotonic() + _LOG_SECONDS
             log.info("%s so far", self._report)

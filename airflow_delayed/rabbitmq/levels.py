@@ -130,10 +130,6 @@ class DelayDigits:
         """Return the longest time in seconds that may remain for a message in a level, with all levels below."""
         return self.wait(level) + self._unit(level) - 1
 
-    def rest(self, delay_seconds: int, level: int) -> int:
-        """Return how much of a delay, in seconds, is for the levels below the position of this one."""
-        return delay_seconds % self._unit(level)
-
     def entry_level(self, delay_seconds: int) -> int:
         """Return the level a message starts at: that of its highest digit that is not 0; of 1 s if there is none.
 
@@ -144,16 +140,6 @@ class DelayDigits:
         while digit >= self.base:
             position, digit = position + 1, digit // self.base
         return self._level(position, digit)
-
-    def level_above(self, delay_seconds: int, level: int) -> int | None:
-        """Return the level that a message with this delay left before it came to a level; None if it entered there."""
-        position = self.position(level) + 1
-        above = delay_seconds // self.base**position
-        while above:
-            if digit := above % self.base:
-                return self._level(position, digit)
-            position, above = position + 1, above // self.base
-        return None
 
     def binding_key(self, first: int, position: int, digit: int) -> str:
         """Return the key of a binding for messages whose digit at a position has a value.

@@ -61,8 +61,6 @@ class Topology:
         None for a topology that others declare too, since the broker would refuse their declaration of an exchange with
         another argument. Without it, at-least-once dead-lettering keeps such a message at the head of its level, where
         it blocks all others.
-    :param successor: the topology by which this one was replaced. It takes no new messages then: those that wait in it
-        are counted, moved and delivered.
     """
 
     name: str
@@ -77,18 +75,6 @@ class Topology:
     entry: Entry = "top-digit"
     routing: Routing = "direct"
     headers: HeaderStyle = "plain"
-    successor: str | None = None
-
-    def check_current(self) -> None:
-        """Check that this topology takes new messages.
-
-        :raises ValueError: another one has replaced it.
-        """
-        if self.successor:
-            raise ValueError(
-                f"topology {self.name!r} takes no new messages, for {self.successor!r} has replaced it: use that;"
-                f" migrate({self.name!r}, {self.successor!r}) moves the messages that wait"
-            )
 
     def level_name(self, level: int) -> str:
         """Return the name of a level's queue."""
@@ -263,18 +249,6 @@ DELAYED = Topology(
     binding="exact",
     entry="direct",
 )
-#: The levels that it had before, of bits: a message passed more of them, and each of them more slowly.
-DELAYED_BITS = replace(
-    DELAYED,
-    name="delayed-bits",
-    level_prefix="delayed.level-",
-    level_digits=2,
-    delivery_exchange="delayed.delivery",
-    digits=BITS,
-    flat=False,
-    unroutable="delayed.unroutable",
-    successor="delayed",
-)
 #: NServiceBus.RabbitMQ 7 and later (DelayInfrastructure.cs).
 NSERVICEBUS = Topology(
     name="nservicebus",
@@ -292,7 +266,6 @@ NSERVICEBUS_V1 = replace(
     level_prefix="nsb.delay-level-",
     delivery_exchange="nsb.delay-delivery",
     arguments={"x-queue-mode": "lazy"},
-    successor="nservicebus",
 )
 #: Celery's native delayed delivery (kombu's native_delayed_delivery.py), as it declares it with quorum queues.
 CELERY = Topology(
@@ -303,9 +276,9 @@ CELERY = Topology(
     arguments=_QUORUM,
 )
 
-TOPOLOGIES: Mapping[str, Topology] = {topology.name: topology for topology in (DELAYED, NSERVICEBUS, CELERY)}
-#: The topologies that were replaced: verified, counted, moved and removed, and no longer sent to.
-FORMER: Mapping[str, Topology] = {topology.name: topology for topology in (DELAYED_BITS, NSERVICEBUS_V1)}
+TOPOLOGIES: Mapping[str, Topology] = {
+    topology.name: topology for topology in (DELAYED, NSERVICEBUS, NSERVICEBUS_V1, CELERY)
+}
 
 
 def topology_of(choice: Topology | str, routing: str | None = None) -> Topology:
@@ -321,10 +294,9 @@ def topology_of(choice: Topology | str, routing: str | None = None) -> Topology:
                 "x-delayed-message is the exchange type of a plugin: no client can read what waits inside such an"
                 " exchange; keep it until its messages_delayed is 0"
             )
-        known = {**TOPOLOGIES, **FORMER}
-        if choice not in known:
+        if choice not in TOPOLOGIES:
             raise ValueError(f"topology {choice!r} is unknown; use one of {', '.join(TOPOLOGIES)}")
-        choice = known[choice]
+        choice = TOPOLOGIES[choice]
     if routing in (None, "", choice.routing):
         return choice
     if choice.headers == "nservicebus":
@@ -341,8 +313,6 @@ def topology_of(choice: Topology | str, routing: str | None = None) -> Topology:
 #: ``delays migrate`` and ``delays transfer`` when a message is due; they do not move a message that lacks either.
 NSERVICEBUS_DELAY = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
 NSERVICEBUS_TIME_SENT = "NServiceBus.TimeSent"
-#: When a delayed retry was scheduled (DelayedRetry.cs); the time it was sent stays that of the first try.
-NSERVICEBUS_RETRIED = "NServiceBus.Retries.Timestamp"
 #: How long a message may wait to be received, as a .NET TimeSpan. NServiceBus makes the AMQP expiration of the
 #: dispatch property of that name, never of the header, and refuses it for a delayed message; so on a message that is
 #: due the header here goes along as any other.
@@ -427,9 +397,7 @@ def check_message(message: DelayedMessage, delay_seconds: int, topology: Topolog
     """Check a message against all limits of this transport.
 
     :raises LimitExceeded: its delay, destination or headers are beyond one.
-    :raises ValueError: the topology takes no new messages.
     """
-    topology.check_current()
     topology.digits.check_delay(delay_seconds)
     topology.check_destination(message.destination)
     check_headers(message, topology.headers, delay_seconds)

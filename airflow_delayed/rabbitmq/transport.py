@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
     from airflow_delayed.rabbitmq.admin import TopologyAdmin
-    from airflow_delayed.rabbitmq.drain import MoveReport
+    from airflow_delayed.rabbitmq.drain import RedriveReport
     from airflow_delayed.rabbitmq.management import Facts, Management
-    from airflow_delayed.rabbitmq.move import MigrationEndpoint
     from airflow_delayed.rabbitmq.publisher import Publisher
+    from airflow_delayed.rabbitmq.redrive import TopologyEndpoint
     from airflow_delayed.rabbitmq.waiting import Waiting
 
 #: Seconds that the broker keeps a temporary queue without a consumer, beyond the time for which it is wanted.
@@ -125,13 +125,11 @@ class RabbitMQTransport(Delivery):
             leads messages which no destination takes into a queue, such as ``nsb.v2.delay-unroutable``. Needs the
             management API, and the tag policymaker. The default topology has such a queue anyway.
         :raises TopologyError: something differs or a destination is missing (not with ``dry_run``).
-        :raises ValueError: the topology was replaced, and takes no new messages.
         :raises MessagesWaiting: to replace the parts that differ would lose messages (not with ``dry_run``).
         :raises LimitExceeded: a destination's name is beyond the limits.
         :raises TransportUnavailable: the broker cannot be reached or refuses the user.
         """
         names = list(destinations)
-        self.topology.check_current()
         declare.plan(self.topology, names)
         with self._admin() as admin:
             return admin.install(
@@ -222,7 +220,6 @@ class RabbitMQTransport(Delivery):
         :meth:`airflow_delayed.rabbitmq.publisher.Publisher.send`.
         """
         require_client()
-        self.topology.check_current()
         from airflow_delayed.rabbitmq.publisher import WINDOW, Publisher
 
         publisher = self._kept or Publisher(
@@ -279,45 +276,6 @@ class RabbitMQTransport(Delivery):
                 with suppress(AMQPError):
                     queue.end()
 
-    def migrate(
-        self,
-        source: Topology | str | RabbitMQTransport,
-        target: Topology | str | RabbitMQTransport,
-        *,
-        destinations: Collection[str] | None = None,
-        dry_run: bool = False,
-    ) -> MoveReport:
-        """Move the messages that wait in one topology's levels to another's, with the delay that remains, rounded up.
-
-        Goes from the highest level to the lowest until all are empty, so senders should use the target by then. It may
-        be killed and run again at any moment: no message is lost or early, and a duplicate has the same id. Messages
-        keep their properties, and their headers but for those of the source's levels. A message cannot be moved if it
-        states no destination or no due time, or if its destination is missing or not bound in the target: it goes into
-        the queue ``delayed.set-aside`` of the source's broker. A destination that only a message names is not bound.
-        For the due times that are read, and how late a message may become, see
-        :func:`airflow_delayed.rabbitmq.waiting.read`.
-
-        :param source: a topology on this hook's connection, or a hook: another connection with its topology.
-        :param target: likewise. Its levels and the messages' destinations have to exist.
-        :param destinations: the only destinations to send to; they are bound if they are not yet. Messages for others
-            go into ``delayed.set-aside``. None: all destinations that are bound, by the management API.
-        :param dry_run: take and change nothing; the report has the messages that wait, by level.
-        :raises ValueError: source and target are one, a topology is unknown, or the target takes no new messages.
-        :raises TopologyError: the source's levels do not exist, or the target is not installed.
-        :raises TransportUnavailable: a connection failed; messages that were not moved are in their queue. Or a queue
-            of the source has no leader, so that its messages are unknown (as far as the management API shows it), or
-            that API is there and does not answer in time. Or no destinations are named, and the management API does
-            not show which are bound.
-        :raises SendFailed: the target did not take some messages; they are in their queue.
-        """
-        require_client()
-        from airflow_delayed.rabbitmq.move import MessageMover
-
-        ends = self._endpoint(source), self._endpoint(target)
-        ends[1].topology.check_current()
-        mover = MessageMover(*ends, destinations=destinations, clock=self._clock)
-        return mover.migrate(dry_run=dry_run)
-
     def redrive(
         self,
         *,
@@ -325,21 +283,20 @@ class RabbitMQTransport(Delivery):
         destinations: Collection[str] | None = None,
         limit: int | None = None,
         dry_run: bool = False,
-    ) -> MoveReport:
+    ) -> RedriveReport:
         """Send the messages that no destination took, to those destinations that exist by now and are bound.
 
         A message that is not due yet waits on; usually its due time is past. A message that cannot be sent goes to the
         end of the queue; each is tried once. A destination that only a message names is not bound: everybody with the
         right to write to the delivery exchange could name any queue.
 
-        :param queue: the messages' queue: by default the topology's queue for unroutable messages;
-            ``delayed.set-aside`` has messages that :meth:`migrate` could not move.
+        :param queue: the messages' queue: by default the topology's queue for unroutable messages.
         :param destinations: the only destinations to send to; they are bound if they are not yet. None: all
             destinations that are bound, by the management API.
         :param limit: try no more than so many messages.
         :param dry_run: send nothing; the report's ``destinations`` counts the messages by destination, and its
             ``problems`` has the reason for each to which nothing would be sent. The messages stay in the queue.
-        :raises ValueError: the limit is negative, or the topology takes no new messages.
+        :raises ValueError: the limit is negative.
         :raises TopologyError: the queue does not exist, or the delay levels are not installed.
         :raises TransportUnavailable: the connection failed; messages that were not sent are in their queue. Or that
             has no leader, so that its messages are unknown (as far as the management API shows it), or that API is
@@ -348,26 +305,18 @@ class RabbitMQTransport(Delivery):
         :raises SendFailed: the broker did not take some messages; they are in their queue.
         """
         require_client()
-        from airflow_delayed.rabbitmq.move import MessageMover
+        from airflow_delayed.rabbitmq.redrive import Redriver
 
         queue = queue or self.topology.unroutable_queue
         if limit is not None and limit < 0:
             raise ValueError("limit must not be negative")
-        self.topology.check_current()
-        here = self._endpoint(self)
-        mover = MessageMover(here, here, destinations=destinations, clock=self._clock)
-        return mover.redrive(queue, limit=limit, dry_run=dry_run)
+        redriver = Redriver(self._endpoint(), destinations=destinations, clock=self._clock)
+        return redriver.redrive(queue, limit=limit, dry_run=dry_run)
 
-    def _endpoint(self, choice: Topology | str | RabbitMQTransport) -> MigrationEndpoint:
-        from airflow_delayed.rabbitmq.move import MigrationEndpoint
+    def _endpoint(self) -> TopologyEndpoint:
+        from airflow_delayed.rabbitmq.redrive import TopologyEndpoint
 
-        hook = choice if isinstance(choice, RabbitMQTransport) else self
-        if choice is hook or choice == hook.topology.name:
-            topology = hook.topology
-        else:
-            assert not isinstance(choice, RabbitMQTransport)
-            topology = topology_of(choice)
-        return MigrationEndpoint(hook.conn_id, topology, hook._hosts(), hook._connected, hook._facts)
+        return TopologyEndpoint(self.conn_id, self.topology, self._hosts(), self._connected, self._facts)
 
     def close(self) -> None:
         """Close the connection of :meth:`probe`: any other call has its own, since the broker would cut an idle one."""
@@ -417,10 +366,7 @@ class RabbitMQTransport(Delivery):
                 yield
         except ChannelClosedByBroker as error:
             rights = f"configure, write and read on {self.topology.pattern} and on the destinations"
-            needs = (
-                f". To install, the user needs the rights {rights}; to migrate and redrive also write on amq.default,"
-                " and configure on delayed.set-aside"
-            )
+            needs = f". To install, the user needs the rights {rights}; to redrive also write on amq.default"
             raise TransportUnavailable(
                 f"connection {self.conn_id!r}: the broker refused: {error.reply_text}"
                 + (needs if error.reply_code == declare.ACCESS_REFUSED else "")

@@ -16,7 +16,7 @@ from airflow_delayed.errors import some
 from airflow_delayed.rabbitmq import cluster
 from airflow_delayed.rabbitmq.declare import UNCOMPARED, Binding, Declaration, Exchange, Queue, plan
 from airflow_delayed.rabbitmq.management import BindingFacts, ExchangeFacts, Facts, QueueFacts
-from airflow_delayed.rabbitmq.topology import FORMER, Topology
+from airflow_delayed.rabbitmq.topology import Topology
 
 #: The oldest broker whose quorum queues have a time to live and at-least-once dead-lettering.
 OLDEST = (3, 10)
@@ -118,24 +118,6 @@ def flags(topology: Topology, broker: str | None, facts: Facts) -> Iterator[Find
             yield unknown("feature-flag", resource, why)
         elif (state := facts.flags.get(name, "absent")) != "enabled":
             yield Finding(state=State.DIFFERS, resource=resource, wanted="enabled", found=state, code="feature-flag")
-
-
-def former(found: Mapping[str, Finding]) -> Iterator[Finding]:
-    """Report the levels that a topology had before, if they are still there.
-
-    :param found: what AMQP shows of the delivery exchange of each such topology, by its name.
-    """
-    for name, finding in found.items():
-        if finding.state is not State.MISSING:
-            new = FORMER[name].successor
-            yield Finding(
-                state=State.WARNING,
-                resource=f"topology {name}",
-                found=f"its levels are still there: messages in them are delivered, new ones go to those of {new!r}",
-                code="former-levels",
-                remedy=f"when nobody sends to it any more: migrate({name!r}, {new!r}), redrive(queue="
-                f"{FORMER[name].unroutable_queue!r}), and uninstall() of a hook with topology={name!r}",
-            )
 
 
 def unanswered(left: int) -> Iterator[Finding]:

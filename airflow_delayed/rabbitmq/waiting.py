@@ -1,31 +1,20 @@
-"""The messages that wait: their numbers by level and in queues that are to be deleted, and the due time of each.
-
-:func:`read` and :func:`read_waited` take destination and due time from a message's key and headers. No message is read
-as due too early. A message may state several times: the latest that is not provably old counts; if all are,
-the latest time at which its level could deliver the message.
-"""
+"""The messages that wait: their numbers by level and in queues that are to be deleted; and what one of them states."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_delayed.delivery import Finding
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.message import EPOCH, UTC, parse_moment
-from airflow_delayed.nservicebus import DELIVER_AT, parse_nservicebus_time
+from airflow_delayed.message import parse_moment
 from airflow_delayed.rabbitmq import cluster
 from airflow_delayed.rabbitmq.levels import split_key
 from airflow_delayed.rabbitmq.management import Facts
 from airflow_delayed.rabbitmq.properties import DESTINATION, DUE_AT, ORIGINAL_KEY
-from airflow_delayed.rabbitmq.topology import (
-    NSERVICEBUS_DELAY,
-    NSERVICEBUS_RETRIED,
-    NSERVICEBUS_TIME_SENT,
-    Topology,
-)
+from airflow_delayed.rabbitmq.topology import Topology
 
 if TYPE_CHECKING:
     from pika import BasicProperties
@@ -184,17 +173,12 @@ def _time(moment: datetime) -> str:
     return moment.isoformat(sep=" ", timespec="seconds")
 
 
-#: By how much two clocks may differ, or a broker be late, before a header's time counts as one of an earlier publish.
-TOLERANCE = timedelta(seconds=2)
-_SECOND = timedelta(seconds=1)
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The destination and the due time that a message states.
 
     :param destination: None if it states none.
-    :param due_at: in UTC; with a problem the latest time at which its level could deliver it, if that is known.
+    :param due_at: in UTC; None if it states none.
     :param problem: why the message cannot be moved; None if it can.
     """
 
@@ -203,61 +187,8 @@ class Reading:
     problem: str | None = None
 
 
-def read(found: BasicProperties, key: str, *, topology: Topology, level: int, now: datetime) -> Reading:
-    """Read a message taken from the queue of a level.
-
-    The destination comes from its routing key, by which the broker routes it, else from this package's header. Its due
-    time is never early if one of the times in it belongs to its last publish into the levels. It is:
-
-    - the absolute due time in this package's header; NServiceBus's delay after the time it was sent or scheduled as a
-      delayed retry (that may lie up to 1 s after the requested time, as NServiceBus rounds up); Celery's ``eta``; of
-      several the last;
-    - by the broker's clock, when it left the level above, and the delay of the remaining bits: up to 2 s late, and
-      never before what the levels below guarantee. It counts where the headers state no time, or an earlier one by more
-      than 2 s;
-    - else the AMQP timestamp and the delay, up to 2 s late, where that is later than the time of the headers by more
-      than its own rounding;
-    - where all of these are older than what its level guarantees (it has to wait at least the levels below), the
-      remaining delay with all of this level: late by up to its wait.
-
-    A message that states none of these has a problem, as has one without a destination.
-
-    :param level: of the queue it was taken from.
-    :param now: when it was taken, in UTC.
-    """
-    headers: Mapping[str, Any] = found.headers or {}
-    digits = topology.digits
-    split = digits.split_key(key) or digits.split_key(_text(headers.get(ORIGINAL_KEY)) or "")
-    if split is None:
-        destination, due = _text(headers.get(DESTINATION)), _moment(headers.get(DUE_AT), DUE_AT)
-        if destination is None:
-            return Reading(None, due, "neither its routing key nor a header tells its destination")
-        return Reading(destination, due, None if due else "no header tells when it is due")
-    delay, destination = split
-    below = timedelta(seconds=digits.rest(delay, level))
-    this = timedelta(seconds=digits.wait(level))
-    longest = timedelta(seconds=digits.max_delay)
-    stated, exact = list(_stated(headers, timedelta(seconds=delay))), _moment(headers.get(DUE_AT), DUE_AT)
-    left = _left_above(headers, topology, level, delay)
-    if left is not None:
-        due = _last(stated, exact)
-        by_broker = max(_add(left, _SECOND + this + below) or now, now + below)
-        return Reading(destination, by_broker if due is None or due < by_broker - TOLERANCE else due)
-    sent = _timestamp(found, timedelta(seconds=delay))
-
-    def may_be(due: datetime | None) -> bool:
-        return due is not None and now + below - TOLERANCE <= due <= now + longest + TOLERANCE
-
-    due = _last(list(filter(may_be, stated)), exact if may_be(exact) else None)
-    if sent is not None and may_be(sent) and (due is None or (due < sent and not _same(due, sent, delay, now))):
-        due = sent
-    if due is not None:
-        return Reading(destination, due)
-    return Reading(destination, _add(now, this + below), None if stated or sent else _NO_TIME)
-
-
 def read_waited(found: BasicProperties, key: str, *, now: datetime) -> Reading:
-    """Read a message that no destination took, or one from the parking lot.
+    """Read a message that no destination took.
 
     A message that came out of the levels, which its routing key shows, has waited: it is due unless this package's
     header states a later time. Any other message has to have that header.
@@ -275,81 +206,6 @@ def read_waited(found: BasicProperties, key: str, *, now: datetime) -> Reading:
     return Reading(destination, due, None if due else "no header tells when it is due")
 
 
-_NO_TIME = "no header tells when it is due"
-
-
-def _stated(headers: Mapping[str, Any], delay: timedelta) -> Iterator[datetime]:
-    """Yield the due times that senders' headers state."""
-    exact = _moment(headers.get(DUE_AT), DUE_AT)
-    if exact is not None:
-        yield exact
-    # another delay than the routing key's is from an earlier way
-    if headers.get(NSERVICEBUS_DELAY) == delay // _SECOND:
-        sent = [parse_nservicebus_time(headers.get(name)) for name in (NSERVICEBUS_TIME_SENT, NSERVICEBUS_RETRIED)]
-        times = [due for each in sent if each is not None and (due := _add(each, delay)) is not None]
-        if times:
-            rounded, precise = max(times), parse_nservicebus_time(headers.get(DELIVER_AT))
-            # further apart, the header is of an earlier delivery, or of another clock
-            near = precise is not None and timedelta() <= rounded - precise < _SECOND
-            yield precise if precise is not None and near else rounded
-    # celery/app/amqp.py: as_task_v2; a countdown becomes an eta too
-    if "task" in headers:
-        eta = _moment(headers.get("eta"), "eta")
-        if eta is not None:
-            yield eta
-
-
-def _last(stated: list[datetime], exact: datetime | None) -> datetime | None:
-    """Return the last of several times; the exact one if both are the same but for the rounding of a delay."""
-    if not stated:
-        return None
-    last = max(stated)
-    return exact if exact is not None and last - exact < _SECOND else last
-
-
-def _same(due: datetime, sent: datetime, delay: int, now: datetime) -> bool:
-    """Whether two times are equal but for the rounding of the AMQP timestamp and of the delay.
-
-    Both together are less than 2 s. If the message was due before it was sent again, the two can be that close only for
-    a delay of 1 s, and the time is past by now.
-    """
-    return sent - due < 2 * _SECOND and (delay > 1 or due > now)
-
-
-def _left_above(headers: Mapping[str, Any], topology: Topology, level: int, delay: int) -> datetime | None:
-    """Return when a message left the level above, by the newest entry of ``x-death``; None if that is not certain.
-
-    An entry that counts several deaths has the time of the first. A death for another reason than the level's time to
-    live (a queue's delivery limit) let the message out early.
-    """
-    above = topology.digits.level_above(delay, level)
-    deaths = headers.get("x-death")
-    if above is None or not isinstance(deaths, list) or not deaths:
-        return None
-    if not all(isinstance(death, dict) for death in deaths):
-        return None
-    newest, time = deaths[0], deaths[0].get("time")
-    if newest.get("queue") != topology.level_name(above) or newest.get("count") != 1:
-        return None
-    ours = topology.level_names()
-    # a header from another program may have a name of any type, even an unhashable one
-    if any(death.get("reason") != "expired" for death in deaths if str(death.get("queue")) in ours):
-        return None
-    if not isinstance(time, datetime):
-        return None
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(timezone.utc)
-
-
-def _timestamp(found: BasicProperties, delay: timedelta) -> datetime | None:
-    # a whole second, so up to one is missing
-    if not isinstance(found.timestamp, int):
-        return None
-    try:
-        return EPOCH + timedelta(seconds=found.timestamp + 1) + delay
-    except OverflowError:
-        return None
-
-
 def _moment(value: object, name: str) -> datetime | None:
     try:
         return parse_moment(name, value)
@@ -359,10 +215,3 @@ def _moment(value: object, name: str) -> datetime | None:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
-
-
-def _add(moment: datetime, span: timedelta) -> datetime | None:
-    try:
-        return moment + span
-    except OverflowError:
-        return None

@@ -8,21 +8,20 @@ import io
 import logging
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from pika import BasicProperties
 from support.examples import note_dags
-from support.rabbitmq import VirtualHost, eventually, messages
-from support.virtual_hosts import VirtualHosts
+from support.rabbitmq import VirtualHost, eventually
 
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
-from airflow_delayed.rabbitmq.topology import DELAYED_BITS, NSERVICEBUS_V1
+from airflow_delayed.rabbitmq.topology import DELAYED
 
 pytestmark = pytest.mark.long
 
@@ -95,31 +94,6 @@ def test_verify(run_page: Callable[[str], None]) -> None:
     run_page("verify")
 
 
-def test_migrate(
-    run_page: Callable[[str], None], vhost: VirtualHost, connect: Connect, virtual_hosts: VirtualHosts
-) -> None:
-    # as of the time when messages were sent to them
-    v1 = RabbitMQDelayHook("rabbitmq_default", topology=replace(NSERVICEBUS_V1, routing="direct", successor=None))
-    celery = RabbitMQDelayHook("rabbitmq_default", topology="celery")
-    v1.install(["Sales", "Acme.Sales"], create_destinations=True)
-    celery.install(["celery"], create_destinations=True)
-    v1.send([*messages("Acme.Sales", [100_000], prefix="a"), *messages("Sales", [3_000], prefix="b")])
-    celery.send(messages("celery", [5_000]))
-    bits = RabbitMQDelayHook("rabbitmq_default", topology=replace(DELAYED_BITS, successor=None))
-    bits.install(["Sales"])
-    bits.send(messages("Sales", [90_000], prefix="e"))
-    with virtual_hosts.one() as other:
-        old = RabbitMQDelayHook(connect("rabbitmq_old", **other.connection))
-        old.install(["Sales", "Billing"], create_destinations=True)
-        old.send([*messages("Sales", [70_000], prefix="c"), *messages("Billing", [80_000], prefix="d")])
-        with other.channel() as channel:
-            channel.queue_delete("Billing")
-        run_page("migrate")
-        assert old.waiting().messages == 0
-    waiting = RabbitMQDelayHook("rabbitmq_default").waiting()
-    assert {level.level: level.messages for level in waiting.levels if level.messages} == {40: 1, 45: 1, 60: 4}
-
-
 def test_uris_of_connections(here: Path, connect: Connect) -> None:
     from airflow.sdk import Connection
 
@@ -172,8 +146,6 @@ def users(here: Path, vhost: VirtualHost, connect: Connect) -> Iterator[dict[str
 def test_the_rights_that_are_listed_suffice(users: dict[str, str], vhost: VirtualHost) -> None:
     hooks = {what: RabbitMQDelayHook(conn_id) for what, conn_id in users.items()}
     assert hooks["installer"].install(["orders"], create_destinations=True).ok
-    shared = RabbitMQDelayHook("rabbitmq_default", topology="nservicebus", routing="direct")
-    shared.install(["orders", "gone"], create_destinations=True)
     due = utcnow() + timedelta(seconds=1000)
     report = hooks["sender"].send(
         DelayedMessage(destination="orders", body=b"", due_at=due - late, message_id=f"m{late.seconds}")
@@ -187,11 +159,12 @@ def test_the_rights_that_are_listed_suffice(users: dict[str, str], vhost: Virtua
         assert method.exchange == ""
     assert hooks["watcher"].verify(["orders"]).ok
     assert hooks["watcher"].waiting().messages == 1
-    shared.send([*messages("orders", [1000], prefix="a"), *messages("gone", [1000], prefix="b")])
     with vhost.channel() as channel:
-        channel.queue_delete("gone")
-    moved = hooks["mover"].migrate("nservicebus", "delayed")
-    assert (moved.moved, moved.parked) == (1, {"destination 'gone': missing": 1})
-    assert sum(hooks["mover"].redrive(queue="delayed.set-aside").remaining.values()) == 1
+        channel.confirm_delivery()
+        for name in ("orders", "gone"):
+            key = DELAYED.digits.routing_key(0, name)
+            channel.basic_publish("delayed.hex.unroutable", key, b"", BasicProperties(message_id=name))
+    again = hooks["redriver"].redrive()
+    assert (again.by_destination, again.remaining) == ({"orders": 1}, {"destination 'gone': missing": 1})
     with pytest.raises(TransportUnavailable, match="connection 'watcher': the broker refused: ACCESS_REFUSED"):
-        shared.migrate(hooks["watcher"], RabbitMQDelayHook("rabbitmq_default"))
+        hooks["watcher"].redrive()

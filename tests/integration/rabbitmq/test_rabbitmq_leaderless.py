@@ -59,13 +59,8 @@ WHY = (
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_what_waits_cannot_be_moved_or_deleted(
-    hook: RabbitMQDelayHook, vhost: VirtualHost, using: Callable[..., RabbitMQDelayHook], dry_run: bool
-) -> None:
-    target = using("celery")
-    target.install(["orders"])
+def test_what_waits_cannot_be_moved_or_deleted(hook: RabbitMQDelayHook, vhost: VirtualHost, dry_run: bool) -> None:
     refused: list[tuple[str, Callable[[], object]]] = [
-        ("Nothing was moved", lambda: hook.migrate(hook, target, destinations=["orders"], dry_run=dry_run)),
         ("Nothing was moved", lambda: hook.redrive(destinations=["orders"], dry_run=dry_run)),
         ("Nothing was deleted", lambda: hook.uninstall(dry_run=dry_run)),
     ]
@@ -113,12 +108,10 @@ def test_while_the_management_api_hangs_nothing_is_taken_for_empty(
     using: Callable[..., RabbitMQDelayHook], hanging: str, vhost: VirtualHost
 ) -> None:
     using().install(["orders"], create_destinations=True)
-    hook, target = using(management_url=hanging), using("celery", management_url="none")
-    target.install(["orders"])
+    hook = using(management_url=hanging)
     why = r"how many messages wait is unknown, .* no answer in time; .*a node of its cluster hangs.*Nothing was "
     for dry_run in (False, True):
         for call in (
-            lambda: hook.migrate(hook, target, destinations=["orders"], dry_run=dry_run),  # noqa: B023
             lambda: hook.redrive(destinations=["orders"], dry_run=dry_run),  # noqa: B023
             lambda: hook.uninstall(dry_run=dry_run),  # noqa: B023
         ):
@@ -210,12 +203,10 @@ def test_what_is_refused_for_want_of_quorum_is_no_messages_failure(
 
 
 def test_without_the_management_api_amqps_counts_are_all_there_is(using: Callable[..., RabbitMQDelayHook]) -> None:
-    blind, target = using(management_url="none"), using("celery", management_url="none")
-    for each in (blind, target):
-        each.install(["orders"], create_destinations=True)
+    blind = using(management_url="none")
+    blind.install(["orders"], create_destinations=True)
     blind.send(messages("orders", [3000] * 2))
     assert blind.waiting().messages == 2
-    assert blind.migrate(blind, target, destinations=["orders"]).moved == 2
 
 
 def test_the_page_shows_what_is_unknown_and_names_nodes_to_readers_alone(

@@ -76,8 +76,7 @@ def test_a_destination_that_is_made_again_gets_what_waited_for_it(hook: RabbitMQ
     assert (report.moved, report.by_destination) == (4, {"Acme.Sales": 4})
     assert report.remaining == {"destination 'gone': missing": 2}
     assert str(report) == (
-        "from delayed of connection 'rabbit' to delayed of connection 'rabbit': moved 4 (Acme.Sales: 4);"
-        " remaining 2 (destination 'gone': missing: 2)"
+        "delayed of connection 'rabbit': moved 4 (Acme.Sales: 4); remaining 2 (destination 'gone': missing: 2)"
     )
     arrivals = vhost.collect("Acme.Sales", enough=4)
     assert sorted(arrival.message_id for arrival in arrivals) == ["s0", "s1", "s2", "s3"]
@@ -136,7 +135,7 @@ def test_no_queue_is_bound_because_a_message_names_it(hook: RabbitMQDelayHook, v
     missing = {name: f"destination '{name}': missing" for name in ("nowhere", "Acme.Sales")}
     assert dry.problems == {"admin-jobs": unbound, **missing}
     assert str(dry) == (
-        "from delayed of connection 'rabbit' to delayed of connection 'rabbit': would move up to 9 waiting"
+        "delayed of connection 'rabbit': would move up to 9 waiting"
         f" ({UNROUTABLE}: 9); would send (gone: 2); would leave ({unbound}: 2, destination 'nowhere': missing: 1,"
         " destination 'Acme.Sales': missing: 4)"
     )
@@ -152,21 +151,6 @@ def test_no_queue_is_bound_because_a_message_names_it(hook: RabbitMQDelayHook, v
         "destination 'Acme.Sales': not among destinations=[...]": 4,
     }
     assert vhost.count("admin-jobs") == 2
-
-
-def test_no_queue_is_bound_because_a_message_that_waits_names_it(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    celery = RabbitMQDelayHook(hook.conn_id, topology="celery")
-    celery.install(["admin-jobs", "orders"], create_destinations=True)
-    hook.install(["orders"])
-    celery.send([*messages("admin-jobs", [1000], prefix="a"), *messages("orders", [1000])])
-    report = hook.migrate("celery", "delayed")
-    assert report.by_destination == {"orders": 1}
-    assert report.parked == {"destination 'admin-jobs': not bound; name it in destinations=[...]": 1}
-    assert bound(vhost, "admin-jobs") == ["celery_delayed_delivery"]
-
-    # as whoever migrates may wish
-    celery.send(messages("admin-jobs", [1000], prefix="b"))
-    assert hook.migrate("celery", "delayed", destinations=["admin-jobs"]).moved == 1
 
 
 def test_a_dry_run_may_be_repeated_for_ever(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -187,11 +171,9 @@ def test_without_the_management_api_destinations_have_to_be_named(
 ) -> None:
     strand(hook, vhost)
     hook.install(["gone"], create_destinations=True)
-    RabbitMQDelayHook(hook.conn_id, topology="celery").install([])
     blind = RabbitMQDelayHook(connect("blind", **vhost.connection_with(management_url="none")))
-    for move in (blind.redrive, lambda: blind.migrate("celery", "delayed")):
-        with pytest.raises(TransportUnavailable, match=r"which destinations are bound.*destinations=\[...\]"):
-            move()
+    with pytest.raises(TransportUnavailable, match=r"which destinations are bound.*destinations=\[...\]"):
+        blind.redrive()
     assert vhost.count(UNROUTABLE) == 6
     dry = blind.redrive(dry_run=True)
     assert dry.destinations == {"Acme.Sales": 4, "gone": 2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import datetime, timedelta, timezone
 from random import Random
 
@@ -21,7 +21,7 @@ from airflow_delayed.rabbitmq.levels import DelayDigits
 from airflow_delayed.rabbitmq.topology import (
     CELERY,
     DELAYED,
-    DELAYED_BITS,
+    NSERVICEBUS_V1,
     TOPOLOGIES,
     Topology,
     topology_of,
@@ -74,7 +74,7 @@ def test_a_callers_topology_goes_before_the_connections(vhost: VirtualHost, conn
     assert RabbitMQDelayHook(conn_id).topology == topology_of("nservicebus", "direct")
     assert RabbitMQDelayHook(conn_id, routing="conventional").topology == topology_of("nservicebus")
     assert RabbitMQDelayHook(conn_id, topology="celery").topology is CELERY
-    assert RabbitMQDelayHook(conn_id, topology=DELAYED_BITS).topology is DELAYED_BITS
+    assert RabbitMQDelayHook(conn_id, topology=NSERVICEBUS_V1).topology is NSERVICEBUS_V1
 
 
 def test_conventional_destinations_are_exchanges_and_direct_ones_queues(
@@ -298,22 +298,3 @@ def test_each_delay_is_kept_and_a_missing_binding_costs_only_what_needs_it(
     assert [arrival for arrival in arrivals if arrival.received_at < arrival.due_at] == []
     unroutable = vhost.collect("delayed.hex.unroutable", enough=lost)
     assert sorted(arrival.message_id for arrival in unroutable) == sorted(lost)
-
-
-def test_the_levels_of_before_are_reported_until_they_are_removed(vhost: VirtualHost, connect: Connect) -> None:
-    """As of the time when messages were sent to them; now none are."""
-    conn_id = connect("rabbit", **vhost.connection)
-    RabbitMQDelayHook(conn_id, topology=replace(DELAYED_BITS, successor=None)).install(
-        ["orders"], create_destinations=True
-    )
-    hook, before = RabbitMQDelayHook(conn_id), RabbitMQDelayHook(conn_id, topology="delayed-bits")
-    for refused in (lambda: before.install(["orders"]), lambda: before.send(messages("orders", [1]))):
-        with pytest.raises(ValueError, match="takes no new messages, for 'delayed' has replaced it"):
-            refused()
-    assert before.verify(["orders"]).ok
-    hook.install(["orders"])
-    (found,) = (finding for finding in hook.verify(["orders"]) if finding.code == "former-levels")
-    assert found.state is State.WARNING
-    assert "migrate('delayed-bits', 'delayed')" in str(found)
-    assert before.uninstall().ok
-    assert not [finding for finding in hook.verify(["orders"]) if finding.code == "former-levels"]

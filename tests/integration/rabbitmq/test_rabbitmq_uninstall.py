@@ -24,8 +24,6 @@ Connect = Callable[..., str]
 pytestmark = pytest.mark.usefixtures("empty_vhost")
 #: The default topology with two digits: as much as 30 levels show, 105 would not show better.
 SMALL = replace(DELAYED, digits=DelayDigits(16, 2))
-#: As of the time when messages were sent to it.
-CLASSIC = replace(NSERVICEBUS_V1, successor=None)
 LEVEL_8 = {**SMALL.queue_arguments(7), "x-message-ttl": 9000, "x-dead-letter-exchange": "else", "x-expires": 10_000}
 
 
@@ -216,14 +214,14 @@ def test_uninstall_refuses_where_what_is_stuck_cannot_be_seen(
         using(management_url="none").uninstall()
     assert "delayed.hex.0000001" in names(vhost)
     # classic queues keep nothing back
-    using(CLASSIC).install([])
+    using(NSERVICEBUS_V1).install([])
     using("nservicebus-v1", management_url="none").uninstall()
     assert not [name for name in names(vhost) if name.startswith("nsb.")]
 
 
 @pytest.mark.parametrize(
     "topology, deleted, at",
-    [(CLASSIC, 27, 27), (CLASSIC, 27, 26), (SMALL, 29, 14), (SMALL, 1, 1)],
+    [(NSERVICEBUS_V1, 27, 27), (NSERVICEBUS_V1, 27, 26), (SMALL, 29, 14), (SMALL, 1, 1)],
 )
 def test_a_message_that_comes_while_uninstall_runs_is_kept(
     vhost: VirtualHost,

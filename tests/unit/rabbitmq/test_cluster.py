@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,22 @@ from airflow_delayed.delivery import Finding, TopologyReport
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.rabbitmq import cluster
 from airflow_delayed.rabbitmq.declare import plan
+from airflow_delayed.rabbitmq.levels import BITS
 from airflow_delayed.rabbitmq.management import Facts, Management, QueueFacts
-from airflow_delayed.rabbitmq.topology import DELAYED_BITS
+from airflow_delayed.rabbitmq.topology import DELAYED
 from airflow_delayed.rabbitmq.verify import judge
 
 ANSWERS = Path(__file__).parent / "answers"
+#: The topology of the brokers that gave these answers.
+RECORDED = replace(
+    DELAYED,
+    level_prefix="delayed.level-",
+    level_digits=2,
+    delivery_exchange="delayed.delivery",
+    digits=BITS,
+    flat=False,
+    unroutable="delayed.unroutable",
+)
 CODES = (
     "node-down",
     "queue-down",
@@ -56,9 +68,9 @@ def recorded(situation: str, who: str = "rabbit@node1") -> Facts:
 
 
 def judged(facts: Facts, *destinations: str, top_position: int | None = None) -> list[Finding]:
-    parts = plan(DELAYED_BITS, destinations)
-    counts = {DELAYED_BITS.unroutable_queue: 0}
-    found = judge(DELAYED_BITS, destinations, parts, (), top_position, facts=facts, broker="4.0.5", counts=counts)
+    parts = plan(RECORDED, destinations)
+    counts = {RECORDED.unroutable_queue: 0}
+    found = judge(RECORDED, destinations, parts, (), top_position, facts=facts, broker="4.0.5", counts=counts)
     return [finding for finding in found if finding.code in CODES]
 
 
@@ -264,13 +276,13 @@ def test_why_a_host_confirms_nothing(
     problems: tuple[str | None, ...], facts: Facts, lost: str | None, only_others: bool
 ) -> None:
     answers = cluster.HostAnswers(dict(zip(HOSTS, problems, strict=False)), facts)
-    found = answers.quorum_lost(HOSTS[0], DELAYED_BITS.level_names())
+    found = answers.quorum_lost(HOSTS[0], RECORDED.level_names())
     assert (found is None) if lost is None else (lost in str(found))
     assert answers.only_others(HOSTS[0]) is only_others
 
 
 def test_thirty_queues_are_one_finding() -> None:
-    queues = [queue(name, online=1) for name in DELAYED_BITS.level_names()]
+    queues = [queue(name, online=1) for name in RECORDED.level_names()]
     (found,) = cluster.judge_queues(queues, [])
     assert found.resource == (
         "28 queues (delayed.level-00, delayed.level-01, delayed.level-02, delayed.level-03, delayed.level-04, and 23"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ from pika import BasicProperties
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.nservicebus import parse_nservicebus_time
 from airflow_delayed.rabbitmq.declare import Binding, Exchange, Queue, plan
-from airflow_delayed.rabbitmq.levels import BITS
 from airflow_delayed.rabbitmq.properties import MessagePropertiesWriter, ReceivedProperties
 from airflow_delayed.rabbitmq.topology import NSERVICEBUS, topology_of
-from airflow_delayed.rabbitmq.waiting import read, read_waited
+from airflow_delayed.rabbitmq.waiting import read_waited
 
 RECORDED = json.loads(Path(__file__).with_name("nservicebus_rabbitmq.json").read_text())
 UTC = timezone.utc
@@ -47,38 +46,16 @@ def test_an_endpoint_declares_the_same_topology(routing: str) -> None:
     assert len(declared["bindings"]) == len(bindings) + len(error)
 
 
-def _received(sent: dict[str, Any], deaths: list[dict[str, Any]]) -> ReceivedProperties:
+def _received(sent: dict[str, Any]) -> ReceivedProperties:
     headers = {name: value for name, value in sent["properties"]["headers"].items() if not name.startswith("x-")}
     properties = {name: value for name, value in sent["properties"].items() if name != "headers"}
-    if deaths:
-        headers["x-death"] = deaths
     return ReceivedProperties.of(BasicProperties(headers=headers, **properties))
-
-
-@pytest.mark.parametrize("sent", DELAYED, ids=ids)
-def test_each_message_that_waits_is_due_at_the_microsecond_that_its_sender_asked_for(sent: dict[str, Any]) -> None:
-    """In the level that it entered, and in each level below, with the deaths that the broker recorded."""
-    headers, key = sent["properties"]["headers"], sent["routing_key"]
-    due, began = (parse_nservicebus_time(headers[name]) for name in ("NServiceBus.DeliverAt", "NServiceBus.TimeSent"))
-    assert due is not None
-    assert began is not None
-    deaths = [
-        {**death, "time": datetime.fromisoformat(death["time"]).replace(tzinfo=UTC)}
-        for death in sorted(headers["x-death"], key=lambda death: death["queue"])
-    ]
-    levels_passed = [int(death["queue"][-2:]) for death in deaths]
-    assert levels_passed == [level for level in BITS.levels if headers[DELAY] >> level & 1]
-    for place, level in enumerate(levels_passed):
-        above = deaths[place + 1 :]
-        now = above[0]["time"] + timedelta(seconds=1) if above else began
-        found = read(_received(sent, above), key, topology=NSERVICEBUS, level=level, now=now)
-        assert (found.destination, found.due_at, found.problem) == ("airflow.results", due, None)
 
 
 @pytest.mark.parametrize("sent", DELAYED, ids=ids)
 def test_each_message_that_waited_is_due(sent: dict[str, Any]) -> None:
     now = datetime(2026, 11, 22, 7, 18, tzinfo=UTC)
-    found = read_waited(_received(sent, []), sent["routing_key"], now=now)
+    found = read_waited(_received(sent), sent["routing_key"], now=now)
     assert (found.destination, found.due_at, found.problem) == ("airflow.results", now, None)
 
 

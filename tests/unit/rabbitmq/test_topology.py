@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -10,26 +9,21 @@ from hypothesis import strategies as st
 from support.topics import delays, destinations, matches
 
 from airflow_delayed.errors import LimitExceeded
-from airflow_delayed.message import DelayedMessage, utcnow
 from airflow_delayed.rabbitmq.declare import Binding, Declaration, Exchange, Queue, plan
 from airflow_delayed.rabbitmq.levels import BITS
 from airflow_delayed.rabbitmq.topology import (
     CELERY,
     DELAYED,
-    DELAYED_BITS,
-    FORMER,
     NSERVICEBUS,
     TOPOLOGIES,
     PublishAddress,
     Topology,
-    check_message,
     topology_of,
 )
 
 ENTRIES = [replace(DELAYED, entry=entry) for entry in ("top-digit", "top-position")]
 ALL = (
     *TOPOLOGIES.values(),
-    *FORMER.values(),
     topology_of("nservicebus", "direct"),
     replace(CELERY, entry="top-position"),
     *ENTRIES,
@@ -211,17 +205,6 @@ def test_leaks(names: list[str], leaks: set[tuple[str, str]]) -> None:
                 "x-dead-letter-exchange": "delayed.hex.last-2",
             },
         ),
-        (
-            "delayed-bits",
-            1,
-            {
-                "x-queue-type": "quorum",
-                "x-dead-letter-strategy": "at-least-once",
-                "x-overflow": "reject-publish",
-                "x-message-ttl": 2000,
-                "x-dead-letter-exchange": "delayed.level-00",
-            },
-        ),
         # kombu, native_delayed_delivery.py
         (
             "celery",
@@ -247,12 +230,14 @@ def test_names() -> None:
         "delayed.hex.0000f00",
         "delayed.hex.f000000",
     ]
-    assert DELAYED_BITS.level_name(27) == "delayed.level-27"
-    assert [topology.pattern for topology in (DELAYED, DELAYED_BITS)] == [
-        "^(delayed[.]hex[.])",
-        "^(delayed[.]level-|delayed[.]delivery|delayed[.]unroutable)",
+    assert DELAYED.pattern == "^(delayed[.]hex[.])"
+    v1 = topology_of("nservicebus-v1")
+    assert [v1.level_name(27), v1.level_name(0), v1.delivery_exchange] == [
+        "nsb.delay-level-27",
+        "nsb.delay-level-00",
+        "nsb.delay-delivery",
     ]
-    assert topology_of("nservicebus-v1").delivery_exchange == "nsb.delay-delivery"
+    assert v1.pattern == "^(nsb[.]delay-level-|nsb[.]delay-delivery|nsb[.]delay-unroutable)"
     assert CELERY.level_name(3) == "celery_delayed_3"
     assert NSERVICEBUS.binding_key("a.b") == "#.a.b"
 
@@ -267,21 +252,10 @@ def test_a_topologys_own_parts_are_no_destinations(topology: str) -> None:
             assert error.value.column == "destination"
 
 
-@pytest.mark.parametrize("name, successor", [("delayed-bits", "delayed"), ("nservicebus-v1", "nservicebus")])
-def test_a_topology_that_was_replaced_takes_no_new_messages(name: str, successor: str) -> None:
-    former = topology_of(name)
-    message = DelayedMessage(destination="Sales", body=b"", due_at=utcnow(), message_id="1")
-    remedy = f"'{successor}' has replaced it: use that; migrate('{name}', '{successor}')"
-    with pytest.raises(ValueError, match=re.escape(remedy)):
-        check_message(message, 5, former)
-    # what waits in it ends where it would
-    assert deliver(plan(former, ["Sales"]), former.address("Sales", 13)) == [(13_000, "Sales")]
-
-
 @pytest.mark.parametrize(
     "choice, routing, problem",
     [
-        ("rabbit", None, "'rabbit' is unknown; use one of delayed, nservicebus, celery$"),
+        ("rabbit", None, "'rabbit' is unknown; use one of delayed, nservicebus, nservicebus-v1, celery$"),
         ("x-delayed-message", None, "no client can read what waits inside such an exchange"),
         ("delayed", "conventional", "'delayed' has no routing 'conventional'"),
         ("nservicebus", "fanout", "'nservicebus' has no routing 'fanout'"),
@@ -298,6 +272,7 @@ def test_choices_that_do_not_exist(choice: str, routing: str | None, problem: st
         ("nservicebus", None, 0, "Sales", ""),
         ("nservicebus", "direct", 0, "", "Sales"),
         ("nservicebus", None, 10, "nsb.v2.delay-level-03", "0." * 24 + "1.0.1.0.Sales"),
+        ("nservicebus-v1", None, 10, "nsb.delay-level-03", "0." * 24 + "1.0.1.0.Sales"),
         ("celery", None, 1, "celery_delayed_0", "0." * 27 + "1.Sales"),
         ("delayed", None, -1, "", "Sales"),
     ],

@@ -23,7 +23,7 @@ def test_the_time_span_of_a_level_always_has_the_true_remaining_delay(delay: int
     passed, level = 0, digits.entry_level(delay)
     while waited >= passed + digits.wait(level):
         passed += digits.wait(level)
-        level = digits.entry_level(digits.rest(delay, level))
+        level = digits.entry_level(delay - passed)
     assert 0 < delay - waited <= digits.longest(level)
 
 

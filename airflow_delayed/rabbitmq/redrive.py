@@ -1,9 +1,9 @@
-"""Moving messages that wait from the queues of one topology to another's, with the delay that remains.
+"""Sending the messages of a queue again: those that no destination took.
 
-A message is acknowledged in its queue only when the target has confirmed it, so a move that is killed loses nothing:
-started again, it moves the rest, and unacknowledged messages again with the same id. A move keeps few messages
-unacknowledged at a time and returns none, because a quorum queue lets a message go, early, after twenty returns. A dry
-run of ``redrive`` does return messages, see :meth:`airflow_delayed.rabbitmq.drain.QueueDrainer.release`.
+A message is acknowledged in its queue only when the broker has confirmed it, so a redrive that is killed loses nothing:
+started again, it sends the rest, and unacknowledged messages again with the same id. It keeps few messages
+unacknowledged at a time and returns none, because a quorum queue lets a message go after twenty returns. A dry run does
+return messages, see :meth:`airflow_delayed.rabbitmq.drain.QueueDrainer.release`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from airflow_delayed.delivery import Clock, Finding, State, TopologyReport
 from airflow_delayed.errors import InputError, LimitExceeded, SendFailed, TopologyError, TransportUnavailable
@@ -21,30 +20,23 @@ from airflow_delayed.rabbitmq import cluster, declare
 from airflow_delayed.rabbitmq.drain import (
     RETURNS,
     DrainedMessage,
-    MovedPropertiesWriter,
-    MoveReport,
+    DrainedPropertiesWriter,
     QueueDrainer,
-    ReadMessage,
+    RedriveReport,
 )
-from airflow_delayed.rabbitmq.management import PLUGIN_TYPE, Facts
+from airflow_delayed.rabbitmq.management import Facts
 from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.topology import Topology
-from airflow_delayed.rabbitmq.waiting import Reading, read, read_waited
+from airflow_delayed.rabbitmq.waiting import Reading
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from pika import BasicProperties
     from pika.adapters.blocking_connection import BlockingConnection
     from pika.connection import Parameters
 
 #: How many messages may be taken and not acknowledged.
 _WINDOW = 32
-#: Seconds between two passes over queues that seem empty: a message between two levels is in neither.
-_SETTLE_SECONDS = 0.5
 _NO_QUEUE = (
-    "on topologies that others declare too, the queue for what is unroutable comes with unroutable_policy=True alone;"
-    " delayed.set-aside is there once migrate() has parked a message"
+    "on topologies that others declare too, the queue for what is unroutable comes with unroutable_policy=True alone"
 )
 #: Texts of a session's errors for which the message itself is at fault.
 _AT_FAULT = ("PRECONDITION_FAILED", "not to be written as AMQP")
@@ -60,10 +52,9 @@ class BoundDestinations:
 
 
 @dataclass(frozen=True, slots=True)
-class MigrationEndpoint:
-    """One end of a move: a delay topology on a broker.
+class TopologyEndpoint:
+    """A delay topology on a broker.
 
-    :param conn_id: names the connection in errors.
     :param hosts: at least one; the user is the same at all.
     :param connect: opens a connection of its own for a while.
     :param facts: asks the management API.
@@ -119,155 +110,89 @@ class MigrationEndpoint:
         bound = frozenset(each.target for each in ways if each.is_queue == queues and each.key == before + each.target)
         return BoundDestinations(frozenset(there), bound)
 
-    def require_available(self, queues: Iterable[str], moved: int = 0) -> None:
+    def require_available(self, queues: Iterable[str]) -> None:
         """Check that the messages in these queues can be counted, as far as the management API shows it.
 
-        :param moved: how many messages were moved, for the error.
         :raises TransportUnavailable: a queue has no leader, or too few of its members run.
         """
-        then = f"{moved:,} messages were moved; run it again for the rest" if moved else "Nothing was moved"
-        cluster.require_available(self.conn_id, self.facts(), queues, then)
+        cluster.require_available(self.conn_id, self.facts(), queues, "Nothing was moved")
 
-    def existing(self, queues: Iterable[str]) -> list[str]:
-        """Return which of these queues exist."""
-        names = list(queues)
+    def exists(self, queue: str) -> bool:
+        """Return whether a queue exists."""
         with self.connect() as connection:
-            found = declare.compare(connection, map(_queue, names))
-        return [name for name, each in zip(names, found, strict=True) if each.state is not State.MISSING]
-
-
-def same_queues(one: MigrationEndpoint, other: MigrationEndpoint) -> bool:
-    """Whether two ends have the same queues, in one virtual host of one broker, whatever its address."""
-    if one.topology.level_prefix != other.topology.level_prefix:
-        return False
-    # its name begins with the levels' prefix, because the user's rights may cover nothing else
-    mark = _queue(f"{one.topology.level_prefix}move-{uuid4()}")
-    with one.connect() as connection:
-        # an exclusive queue ends with its connection, and is locked for other connections
-        connection.channel().queue_declare(mark.name, exclusive=True)
-        with other.connect() as another:
-            (found,) = declare.compare(another, [mark])
-    return found.state is not State.MISSING
+            (found,) = declare.compare(connection, [_queue(queue)])
+        return found.state is not State.MISSING
 
 
 def _queue(name: str) -> declare.Queue:
     return declare.Queue(name, destination=True)
 
 
-class MessageMover:
-    """Takes messages from queues of one end and sends them to the other; each object for one call.
+class Redriver:
+    """Takes messages from a queue and sends them to their destinations; each object for one call.
 
     It sends to destinations that are bound already, or that its caller has named. That a message names a queue is not
     enough: to bind that queue would open it to everybody who may write to the delivery exchange.
 
     :param destinations: the only ones to send to, bound or not; None: all that are bound.
-    :param clock: returns the present.
     """
 
     def __init__(
-        self,
-        source: MigrationEndpoint,
-        target: MigrationEndpoint,
-        *,
-        destinations: Collection[str] | None = None,
-        clock: Clock = utcnow,
+        self, here: TopologyEndpoint, *, destinations: Collection[str] | None = None, clock: Clock = utcnow
     ) -> None:
-        self._source = source
-        self._target = target
+        self._here = here
         self._named = None if destinations is None else frozenset(destinations)
         self._bound = BoundDestinations()
         self._clock = clock
         self._problems: dict[str, str | None] = {}
-        self._report = MoveReport(str(source), str(target))
+        self._report = RedriveReport(str(here))
         self._drainer: QueueDrainer
         self._alone: DrainedMessage | None = None
 
-    def migrate(self, *, dry_run: bool = False) -> MoveReport:
-        """Move all messages in the source's levels, from the highest to the lowest, until there are none.
-
-        :raises ValueError: source and target are one.
-        :raises TopologyError: the source's levels do not exist, or the target's are not as planned.
-        :raises TransportUnavailable: a connection was lost; messages that were not moved are in their queue. Or a queue
-            has no leader. Or no destinations are named, and the management API does not show which are bound.
-        :raises SendFailed: the target did not take some; they are in their queue.
-        """
-        if same_queues(self._source, self._target):
-            raise ValueError(f"messages cannot be moved from {self._source} to the same place")
-        topology = self._source.topology
-        names = dict(reversed(topology.level_names().items()))
-        self._source.require_available(names)
-        queues = self._source.existing(names)
-        if not queues:
-            missing = _missing(next(iter(names)))
-            raise TopologyError(self._source.conn_id, missing, topology=topology.name)
-        self._target.require()
-        if not dry_run:
-            self._ask_bound()
-
-        def reading(found: BasicProperties, key: str, queue: str, now: datetime) -> Reading:
-            return read(found, key, topology=topology, level=names[queue], now=now)
-
-        with self._source.connect() as connection:
-            self._open(connection, reading, queues, put_back=False)
-            empty = 0 if not dry_run else 2
-            while empty < 2:
-                before = self._drainer.handled
-                self._move(self._drainer.take(queues))
-                empty = 0 if self._drainer.handled > before else empty + 1
-                if empty == 1:
-                    self._drainer.sleep(_SETTLE_SECONDS)
-                    # a queue that has lost its leader meanwhile seems empty too
-                    self._source.require_available(names, self._report.moved)
-        self._report.dry_run = dry_run
-        exchanges = (self._source.facts().exchanges or {}).values()
-        inside = {each.name: each.messages_delayed for each in exchanges if each.type == PLUGIN_TYPE}
-        self._report.unreadable.update({name: count for name, count in inside.items() if count != 0})
-        return self._report
-
-    def redrive(self, queue: str, *, limit: int | None = None, dry_run: bool = False) -> MoveReport:
+    def redrive(self, queue: str, *, limit: int | None = None, dry_run: bool = False) -> RedriveReport:
         """Try again to deliver messages that were unroutable: send each to its destination if that exists now.
 
         Each message that is in the queue at the start is tried once; if it still cannot be sent it goes to the end of
         the queue.
 
-        :param limit: try no more than so many messages.
-        :raises TopologyError: the queue does not exist, or the target's levels are not as planned.
+        :raises TopologyError: the queue does not exist, or the delay levels are not as planned.
         :raises TransportUnavailable: a connection was lost; messages that were not sent are in their queue. Or that
             has no leader. Or no destinations are named, and the management API does not show which are bound.
         :raises SendFailed: the broker did not take some; they are in their queue.
         """
-        self._source.require_available([queue])
-        if not self._source.existing([queue]):
-            raise TopologyError(self._source.conn_id, _missing(queue), _NO_QUEUE, topology=self._source.topology.name)
-        self._target.require()
+        self._here.require_available([queue])
+        if not self._here.exists(queue):
+            missing = TopologyReport((Finding(state=State.MISSING, resource=f"queue {queue}"),))
+            raise TopologyError(self._here.conn_id, missing, _NO_QUEUE, topology=self._here.topology.name)
+        self._here.require()
         self._ask_bound(dry_run=dry_run)
-
-        def reading(found: BasicProperties, key: str, _: str, now: datetime) -> Reading:
-            return read_waited(found, key, now=now)
-
-        with self._source.connect() as connection:
-            self._open(connection, reading, [queue], put_back=True)
+        with self._here.connect() as connection:
+            self._drainer = QueueDrainer(
+                connection, self._report, conn_id=self._here.conn_id, user=self._here.user, clock=self._clock
+            )
+            if count := self._drainer.count(queue):
+                self._report.waiting[queue] = count
             if dry_run:
                 self._preview(queue, limit)
             else:
-                self._move(self._drainer.take([queue], limit))
+                self._send(self._drainer.take(queue, limit))
         self._report.dry_run = dry_run
         return self._report
 
-    def _ask_bound(self, *, dry_run: bool = False) -> None:
+    def _ask_bound(self, *, dry_run: bool) -> None:
         """Learn which destinations are bound, if none are named; a dry run goes on without."""
         if self._named is not None:
             return
-        self._bound = self._target.destinations()
+        self._bound = self._here.destinations()
         if self._bound.bound is None and not dry_run:
             raise TransportUnavailable(
-                f"connection {self._target.conn_id!r}: which destinations are bound, the management API alone tells:"
+                f"connection {self._here.conn_id!r}: which destinations are bound, the management API alone tells:"
                 f" {self._bound.why}. Name the allowed destinations: destinations=[...]. Nothing was moved"
             )
 
     def _preview(self, queue: str, limit: int | None) -> None:
         """Count where the messages of a queue would go, and leave them there."""
-        for message, reading in self._drainer.take([queue], limit):
+        for message, reading in self._drainer.take(queue, limit):
             own = reading.problem or self._beyond(message)
             if own is not None:
                 self._report.add_remaining(own)
@@ -276,31 +201,16 @@ class MessageMover:
             self._drainer.release(message, reading)
         self._drainer.settle(queue, self._report.waiting.get(queue, 0))
 
-    def _open(
-        self, connection: BlockingConnection, reading: ReadMessage, queues: Sequence[str], *, put_back: bool
-    ) -> None:
-        self._drainer = QueueDrainer(
-            connection,
-            self._report,
-            conn_id=self._source.conn_id,
-            user=self._source.user,
-            clock=self._clock,
-            read=reading,
-            put_back=put_back,
-        )
-        counts = {queue: self._drainer.count(queue) for queue in queues}
-        self._report.waiting.update({queue: count for queue, count in counts.items() if count})
-
-    def _move(self, drained: Iterator[tuple[DrainedMessage, Reading]]) -> None:
+    def _send(self, drained: Iterator[tuple[DrainedMessage, Reading]]) -> None:
         """Send all messages; a message that was returned often waits for the messages before it, and is sent alone."""
         publisher = Publisher(
-            self._target.hosts,
-            conn_id=self._target.conn_id,
-            topology=self._target.topology,
+            self._here.hosts,
+            conn_id=self._here.conn_id,
+            topology=self._here.topology,
             clock=self._clock,
             window=_WINDOW,
             sleep=self._drainer.sleep,
-            writer=MovedPropertiesWriter(self._target.topology.headers, self._target.user),
+            writer=DrainedPropertiesWriter(self._here.topology.headers, self._here.user),
             on_confirm=self._on_confirm,
         )
         more = True
@@ -308,12 +218,12 @@ class MessageMover:
             try:
                 publisher.send(self._until_alone(drained))
             except (SendFailed, InputError):
-                self._one_by_one(publisher)
+                self._send_alone(publisher)
                 continue
             more = self._alone is not None
             if self._alone:
                 self._alone = None
-                self._one_by_one(publisher)
+                self._send_alone(publisher)
         self._drainer.check()
 
     def _until_alone(self, drained: Iterator[tuple[DrainedMessage, Reading]]) -> Iterator[DrainedMessage]:
@@ -327,8 +237,8 @@ class MessageMover:
                 return
             yield message
 
-    def _one_by_one(self, publisher: Publisher) -> None:
-        """Send unsettled messages one at a time; reject the messages that the target refuses by their own fault."""
+    def _send_alone(self, publisher: Publisher) -> None:
+        """Send unsettled messages one at a time; reject the messages that the broker refuses by their own fault."""
         for message, reading in list(self._drainer.unsettled.values()):
             self._drainer.check()
             try:
@@ -347,7 +257,7 @@ class MessageMover:
 
     def _beyond(self, message: DrainedMessage) -> str | None:
         try:
-            self._target.topology.digits.check_delay(delay_seconds(message.due_at, self._clock()))
+            self._here.topology.digits.check_delay(delay_seconds(message.due_at, self._clock()))
         except LimitExceeded as error:
             return str(error)
         return None
@@ -359,7 +269,7 @@ class MessageMover:
         if self._named is None and self._bound.existing is not None and destination not in self._bound.existing:
             return f"destination {destination!r}: missing"
         if destination not in self._problems:
-            self._problems[destination] = self._target.problem(destination) or self._unbound(destination)
+            self._problems[destination] = self._here.problem(destination) or self._unbound(destination)
         return self._problems[destination]
 
     def _unbound(self, destination: str) -> str | None:
@@ -372,7 +282,3 @@ class MessageMover:
     def _on_confirm(self, message: DelayedMessage) -> None:
         assert isinstance(message, DrainedMessage)
         self._drainer.done(message)
-
-
-def _missing(queue: str) -> TopologyReport:
-    return TopologyReport((Finding(state=State.MISSING, resource=f"queue {queue}"),))
