@@ -37,7 +37,7 @@ _IN_THE_CLEAR = (
 )
 #: The type of exchange that the plugin rabbitmq_delayed_message_exchange adds.
 PLUGIN_TYPE = "x-delayed-message"
-_QUEUE_COLUMNS = "name,type,durable,arguments,messages_ready,message_bytes_ready,messages_dlx,consumers"
+_QUEUE_COLUMNS = "name,type,durable,arguments,messages_ready,message_bytes_ready,messages_dlx"
 _STATE_COLUMNS = "state,node,leader,members,online"
 
 
@@ -56,7 +56,6 @@ class QueueFacts:
     ready_bytes: int | None = None
     #: Messages that at-least-once dead-lettering could not pass on; a passive declare does not count them.
     stuck: int | None = None
-    consumers: int | None = None
     #: ``running``, ``down``, ``minority`` (not in RabbitMQ 3.10), ...; None: no leader has sent statistics.
     state: str | None = None
     #: The node of a classic queue, or of a leader that has sent statistics.
@@ -440,7 +439,6 @@ def _queues(answer: Iterable[Mapping[str, Any]]) -> dict[str, QueueFacts]:
             ready=found.get("messages_ready"),
             ready_bytes=found.get("message_bytes_ready"),
             stuck=found.get("messages_dlx"),
-            consumers=found.get("consumers"),
             state=found.get("state"),
             node=found.get("node"),
             leader=found.get("leader"),

@@ -34,8 +34,7 @@ from airflow_delayed.rabbitmq.topology import (
 DUE_AT = "airflow-delayed-due-at"
 #: Header with the destination, by which a message that waits or was unroutable still shows where it is to go.
 DESTINATION = "airflow-delayed-destination"
-#: Headers of a message in the parking lot, or put back: the reason, the queue it came from, and its routing key there.
-PARKED_REASON, PARKED_FROM = ("airflow-delayed-set-aside-reason", "airflow-delayed-set-aside-from")
+#: Header of a message put back: its routing key in the queue that it came from.
 ORIGINAL_KEY = "airflow-delayed-routing-key"
 #: The content type of a message that has none.
 BYTES = "application/octet-stream"

@@ -119,8 +119,9 @@ class RabbitMQTransport(Delivery):
 
         :param replace: delete exchanges and queues of the topology that differ, and make them again. Refused, with
             nothing changed, while messages wait in such a queue; for the delivery exchange, and on topologies of
-            classic queues, while messages wait in any queue. Destinations' bindings are put back, without the
-            management API those of ``destinations`` alone.
+            classic queues, while messages wait in any queue. A message that arrives after the last count goes with
+            its queue, and the report has a warning. Destinations' bindings are made again, without the management API
+            those of ``destinations`` alone.
         :param unroutable_policy: on a topology that others declare too (NServiceBus's, Celery's), set a policy that
             leads messages which no destination takes into a queue, such as ``nsb.v2.delay-unroutable``. Needs the
             management API, and the tag policymaker. The default topology has such a queue anyway.
@@ -143,10 +144,9 @@ class RabbitMQTransport(Delivery):
     def uninstall(self, *, force: bool = False, dry_run: bool = False) -> TopologyReport:
         """Delete the topology's exchanges, queues and bindings, and the policy of an install; no destination.
 
-        Takes up to some ten seconds, for the broker's own statistics have to show that no message is stuck in
-        dead-lettering. A message that arrives meanwhile stops it: all deleted parts are put back, with the message.
-        Still, stop the senders first: a message that is published straight into a queue in the millisecond of its
-        deletion, RabbitMQ confirms and drops.
+        Stop the senders first: a message that arrives after the last count goes with its queue, and the report has a
+        warning. Takes some ten seconds, for the broker's own statistics have to show that no message is stuck in
+        dead-lettering.
 
         :param force: delete the topology with all messages that wait.
         :param dry_run: delete nothing; report what would be deleted, and the messages that wait.

@@ -209,7 +209,12 @@ def test_a_celery_worker_runs_what_we_send(
 ) -> None:
     from celery import Celery
     from celery.contrib.testing.worker import start_worker
+    from celery.signals import setup_logging
 
+    def keep(**_: object) -> None:
+        """A worker sets up the logging of its process by itself, unless somebody else does."""
+
+    setup_logging.connect(keep)
     app = Celery("shop", broker=kombu.as_uri(include_password=True), set_as_current=False)  # type: ignore[attr-defined]
     app.conf.update(task_default_queue="tasks", task_default_queue_type="quorum", worker_detect_quorum_queues=True)
     done: dict[str, tuple[object, ...]] = {}
