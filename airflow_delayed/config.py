@@ -66,11 +66,6 @@ def spool_folder() -> str:
     return _text("spool_folder") or gettempdir()
 
 
-def spool_limit() -> int:
-    """Return how many bytes a spool may have."""
-    return _number("spool_limit", "give a whole number of bytes, 1 or more", least=1)
-
-
 def deliver_conn_ids() -> tuple[str, ...]:
     """Return the connections that a StoreDispatchOperator delivers through if it names none; perhaps none here too."""
     return _names("deliver_conn_ids")

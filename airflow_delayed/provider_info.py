@@ -162,13 +162,6 @@ def get_provider_info() -> dict[str, Any]:
                         default="",
                         example="/var/spool/airflow",
                     ),
-                    "spool_limit": _option(
-                        "How many bytes the rows of one query or function may take there. With more the task fails"
-                        " before the first message is sent. By default 10 GiB.",
-                        "integer",
-                        default="10737418240",
-                        example="1073741824",
-                    ),
                     "deliver_conn_ids": _option(
                         "The connections that a StoreDispatchOperator delivers through if it names none, with commas in"
                         " between. Whoever may write into a store can have messages sent through these.",

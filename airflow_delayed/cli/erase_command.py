@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from airflow.utils.cli import suppress_logs_and_warning
@@ -15,7 +14,7 @@ from airflow_delayed.cli.commands import actor_of, by_outcome, confirmed, run_ch
 from airflow_delayed.errors import InputError
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.intake.sources import RejectedRows
-from airflow_delayed.intake.spool import KEPT, folder_of_user, spools_with
+from airflow_delayed.intake.spool import KEPT
 from airflow_delayed.store.api import Outcome, Outcomes
 from airflow_delayed.store.records import Remembered
 
@@ -75,13 +74,6 @@ class Person:
             if not dry_run and file.count:
                 file.remove()
             rows.append(_row(f"rejects file {file.path}", Outcome.ERASED.value, file.count))
-        spools = list(spools_with(Path(config.spool_folder()), [self._tag, *self._ids]))
-        for path in spools:
-            if not dry_run:
-                path.unlink(missing_ok=True)
-            rows.append(
-                _row(f"spool {path}", Outcome.ERASED.value, None, what="whole: a later try reads its rows again")
-            )
         return rows
 
     def _in_store(self, dry_run: bool, by: Mapping[str, Any]) -> Outcomes:
@@ -139,11 +131,7 @@ class Person:
             ),
             "runs": sorted(" / ".join(filter(None, map(str, run.parts))) for run in self._runs if run),
         }
-        yield remains(
-            "spools of other workers and users",
-            f"rows of tasks that were killed; here {folder_of_user(Path(config.spool_folder()))} was read",
-            until=now + KEPT,
-        )
+        yield remains("spools of workers", "rows of queries and functions whose tasks were killed", until=now + KEPT)
         if not self._rejects:
             yield remains("rejects files", "none was named by --rejects; until you delete them")
         yield remains(

@@ -13,7 +13,7 @@ from airflow_delayed.errors import SourceError
 from airflow_delayed.intake.spool import SpooledSource
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.operators.send import DelayedSendOperator
-from airflow_delayed.sources.templated import TemplatedSource, require_pyarrow
+from airflow_delayed.sources.templated import TemplatedSource
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -41,7 +41,6 @@ class FunctionSource(TemplatedSource):
 
     def open(self, spool: Spool, *, naive_ok: bool) -> Source:
         """Return the messages."""
-        require_pyarrow("what a function yields")
         return SpooledSource(f"function {self._name}", b"", self._entries, spool)
 
     def _entries(self, wanted: ColumnRules) -> Iterator[object]:
@@ -102,7 +101,7 @@ def delayed_send_task(python_callable: Callable[..., Any] | None = None, **kwarg
 
     Each is a dictionary or a DelayedMessage, as in ``messages=`` of DelayedSendOperator. The function runs once in a
     try: its messages are spooled on the worker's disk, checked, and then sent. A retry on the same worker reads the
-    spool; on another worker the function runs again, and the log says so. Needs pyarrow, the extra ``parquet``.
+    spool; on another worker the function runs again, and the log says so.
 
     :param python_callable: the function; its arguments are templates, and shown in the UI.
     :param kwargs: the parameters of DelayedSendOperator and of each task; ``conn_id`` is required.

@@ -278,12 +278,16 @@ class ColumnRules:
         return problems
 
     def problem(self, row: Mapping[str, object]) -> tuple[str, str] | None:
+        """Return the column and the problem of one row whose field names or id break the rules, or None."""
+        return self.names_problem(row) or self.id_problem(row)
+
+    def names_problem(self, row: Mapping[str, object]) -> tuple[str, str] | None:
         """Return the column and the problem of one row whose field names break the rules, or None."""
         if not all(isinstance(name, str) for name in row):
             return "fields", "have a name that is not text"
         if problems := self._problems(row):
             return "fields", "; ".join(problems)
-        return self.id_problem(row)
+        return None
 
     def id_problem(self, row: Mapping[str, object]) -> tuple[str, str] | None:
         """Return the column and the problem of one row whose id is null, or None."""

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from airflow_delayed.addresses import shown, without_secrets
 from airflow_delayed.errors import InputError, SourceError, some
 
-_FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
+_FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 #: What Spark writes for a null in a partition's folder name.
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -55,7 +55,7 @@ def list_files(
 ) -> list[SourceFile]:
     """Return the files of a source in the order of their names. Names that begin with ``_`` or ``.`` hold no rows.
 
-    :param source_format: "parquet", "json" (JSON lines) or "csv"; by default by the file names' endings.
+    :param source_format: "parquet" or "json" (JSON lines); by default by the file names' endings.
     :param require_success: refuse a folder without ``_SUCCESS``, whose job has not ended well.
     :raises SourceError: it is not there, not complete, of an unknown format, a table, or has links that lead out of it.
     """
@@ -71,8 +71,8 @@ def list_files(
         if require_success and not fs.exists(posixpath.join(root, "_SUCCESS")):
             raise SourceError(
                 f"source {shown_as} has no _SUCCESS file, so the job that writes it failed or is still at work; run it"
-                " again. If its writer makes no such file, give source=ParquetSource(path, require_success=False),"
-                " JsonLinesSource or CsvSource"
+                " again. If its writer makes no such file, give source=ParquetSource(path, require_success=False)"
+                " or JsonLinesSource"
             )
         folder = os.path.realpath(root) if is_local(fs) else None
     else:
@@ -195,7 +195,7 @@ def _format_of(name: str, shown_as: str) -> str:
             return kind
     raise SourceError(
         f"source {shown_as}: {posixpath.basename(shown(name))} is neither Parquet (.parquet) nor JSON lines (.jsonl,"
-        " .json) nor CSV (.csv); if it is, give source=ParquetSource(path), JsonLinesSource or CsvSource"
+        " .json); if it is, give source=ParquetSource(path) or JsonLinesSource"
     )
 
 

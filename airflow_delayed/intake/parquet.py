@@ -30,7 +30,6 @@ from airflow_delayed.intake.columns import (
 from airflow_delayed.intake.files import MAX_RATIO, UNPACKED_IN_ANY_CASE, FileSource, SourceFile, opened
 from airflow_delayed.intake.time_columns import (
     Meaning,
-    Schema,
     TimeColumn,
     TimeColumnsOfFiles,
     of_old_calendar,
@@ -45,14 +44,6 @@ _FOOTER_READ = 1 << 16
 _BUFFER = 1 << 16
 #: Bytes that a header takes besides its texts.
 _HEADER = 40
-#: Bytes that are read of a page's header at first, and the most that pyarrow reads of one.
-_PAGE_HEADER, _LONGEST_PAGE_HEADER = 256, 16 * 1024 * 1024
-#: Fields of a page's header: its size after and before it is unpacked (parquet.thrift, PageHeader).
-_UNPACKED, _PACKED = 2, 3
-#: Types of Thrift's compact protocol.
-_BOOLEANS, _NUMBERS, _BINARY, _STRUCT = (1, 2), (4, 5, 6), 8, 12
-#: Compressions that give less than 30 times their size.
-_SMALL_RATIO = ("UNCOMPRESSED", "SNAPPY")
 #: Encoding that stores a value as its difference from the one before.
 _DELTA = "DELTA_BYTE_ARRAY"
 
@@ -61,7 +52,6 @@ class ParquetFiles(FileSource):
     """Parquet files, as Spark writes them.
 
     :param naive_ok: a time zone is set for timestamps that have none.
-    :param declared: the schema of the table that has the files, as :data:`airflow_delayed.intake.time_columns.Schema`.
     """
 
     def __init__(
@@ -71,11 +61,9 @@ class ParquetFiles(FileSource):
         name: str,
         *,
         naive_ok: bool = False,
-        declared: Schema | None = None,
     ) -> None:
         super().__init__(fs, listing, name)
         self._naive_ok = naive_ok
-        self._declared = declared or {}
 
     def batches(self, wanted: ColumnRules) -> Iterator[RowBatch]:
         """Yield the rows of each file, whose columns' types are checked first."""
@@ -88,7 +76,7 @@ class ParquetFiles(FileSource):
                 # ignored columns are not read at all
                 used = [name for name in parquet.schema_arrow.names if wanted.uses(name)]
                 check_names(used, file.name)
-                times = time_columns(parquet, used, self._declared)
+                times = time_columns(parquet, used)
                 known.add(file.name, times)
                 naive_ok = self._naive_ok or wanted.names.get("timezone") in names
                 if not naive_ok and any(_lacks_zone(column) for column in times.values()):
@@ -100,7 +88,6 @@ class ParquetFiles(FileSource):
                 for group in range(parquet.num_row_groups):
                     check_chunks(parquet.metadata, group, used)
                     check_growth(file, parquet.metadata, group, used)
-                    check_pages(file, parquet.metadata, group, used, handle)
                     rows = min(BATCH_ROWS, rows_within(BATCH_BYTES, parquet.metadata, group, used, handle))
                     batches = parquet.iter_batches(rows, row_groups=[group], columns=used)
                     for records in joined(map(decoded, batches), BATCH_ROWS, BATCH_BYTES):
@@ -128,7 +115,7 @@ class ParquetFiles(FileSource):
         for file in files:
             with suppress(SourceError), self._opened(file) as (_, parquet):
                 used = [name for name in parquet.schema_arrow.names if wanted.uses(name)]
-                known.add(file.name, time_columns(parquet, used, self._declared))
+                known.add(file.name, time_columns(parquet, used))
 
 
 def _lacks_zone(column: TimeColumn) -> bool:
@@ -266,101 +253,6 @@ def check_growth(file: SourceFile, metadata: pq.FileMetaData, group: int, names:
             f" {count * _HEADER:,} bytes of memory, and at most {MAX_RATIO} times its size is unpacked; write"
             " smaller row groups, if its content is right"
         )
-
-
-def check_pages(file: SourceFile, metadata: pq.FileMetaData, group: int, names: Sequence[str], handle: Any) -> None:
-    """Check what a row group's pages say that they unpack to, as :func:`check_growth`: the footer may say less.
-
-    The headers of pages are read where the compression could give more than the limit.
-
-    :raises SourceError: it is far more than their size, or a page's header makes no sense.
-    """
-    for column in _columns(metadata, group, names):
-        packed = column.total_compressed_size
-        limit = max(UNPACKED_IN_ANY_CASE, MAX_RATIO * packed)
-        if column.compression in _SMALL_RATIO:
-            continue
-        place = column.data_page_offset
-        # pyarrow takes an offset of 0, which writers of old gave, for none
-        if column.has_dictionary_page and 0 < column.dictionary_page_offset < place:
-            place = column.dictionary_page_offset
-        end, size = place + packed, 0
-        while place < end:
-            unpacked, length = _page_at(handle, place, file)
-            size += unpacked
-            place += length
-            if size > limit:
-                raise SourceError(
-                    f"{file.name}: the pages of column {column.path_in_schema} unpack from {packed:,} to {size:,} bytes"
-                    f" or more, and at most {MAX_RATIO} times their size is unpacked; write it with less compression or"
-                    " in smaller row groups, if its content is right"
-                )
-
-
-def _page_at(handle: Any, place: int, file: SourceFile) -> tuple[int, int]:
-    """Return what a page unpacks to, and the bytes from the beginning of its header to the next page."""
-    read = _PAGE_HEADER
-    while True:
-        handle.seek(place)
-        data = handle.read(read)
-        try:
-            fields, length = _thrift_numbers(data, 0)
-            unpacked, packed = fields[_UNPACKED], fields[_PACKED]
-        except IndexError:
-            if len(data) < read or read > _LONGEST_PAGE_HEADER:
-                raise SourceError(f"{file.name} cannot be read as Parquet: a page's header has no end") from None
-            read *= 16
-        except (LookupError, RecursionError):
-            raise SourceError(f"{file.name} cannot be read as Parquet: a page's header makes no sense") from None
-        else:
-            if min(unpacked, packed) < 0:
-                raise SourceError(f"{file.name} cannot be read as Parquet: a page has a negative size")
-            return unpacked, length + packed
-
-
-def _thrift_numbers(data: bytes, place: int) -> tuple[dict[int, int], int]:
-    """Return the whole numbers of a struct in Thrift's compact protocol, by their fields, and where it ends.
-
-    :raises IndexError: the data end before it.
-    :raises KeyError: a field has a type that a page's header has nowhere.
-    """
-    numbers: dict[int, int] = {}
-    field = 0
-    while kind := data[place]:
-        place += 1
-        if kind >> 4:
-            field += kind >> 4
-        else:
-            field, place = _signed(data, place)
-        kind &= 15
-        if kind in _NUMBERS:
-            number, place = _signed(data, place)
-            # of a field that comes twice a reader may take either
-            numbers[field] = max(number, numbers.get(field, number))
-        elif kind == _STRUCT:
-            place = _thrift_numbers(data, place)[1]
-        elif kind == _BINARY:
-            length, place = _varint(data, place)
-            place += length
-        elif kind not in _BOOLEANS:
-            raise KeyError(kind)
-    return numbers, place + 1
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = data[place]
-        place += 1
-        number |= (byte & 127) << shift
-        shift += 7
-        if byte < 128 or shift > 63:
-            return number, place
-
-
-def _signed(data: bytes, place: int) -> tuple[int, int]:
-    number, place = _varint(data, place)
-    return (number >> 1) ^ -(number & 1), place
 
 
 def rows_within(size: int, metadata: pq.FileMetaData, group: int, names: Sequence[str], handle: Any) -> int:

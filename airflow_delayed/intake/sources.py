@@ -10,7 +10,7 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from hashlib import blake2b
 from itertools import islice
@@ -76,15 +76,19 @@ class ListSource:
 
     def batches(self, wanted: ColumnRules) -> Iterator[RowBatch]:
         """Yield the messages; a field that is wrong is a problem of its own row, since no two need have the same."""
-        entries = iter(self._messages)
         first, unseen = 1, wanted.renamed()
-        while chunk := list(islice(entries, BATCH_ROWS)):
+        names: Collection[object] = ()
+        of_names = None
+        for chunk in self.chunks(wanted):
             rows, broken = [], {}
             for index, entry in enumerate(chunk):
                 row = row_of(entry) if isinstance(entry, DelayedMessage) else entry
                 if isinstance(row, Mapping):
-                    problem = wanted.problem(row)
-                    unseen.difference_update(row)
+                    # most rows have the names of the row before
+                    if first == 1 or row.keys() != names:
+                        names, of_names = row.keys(), wanted.names_problem(row)
+                        unseen.difference_update(row)
+                    problem = of_names or wanted.id_problem(row)
                 else:
                     kind = type(row).__name__
                     row, problem = {}, ("message", f"must be a dictionary or a DelayedMessage, not {kind}")
@@ -93,8 +97,14 @@ class ListSource:
                     broken[index] = problem
             yield batch_of(rows, self.name, first, broken)
             first += len(chunk)
-        if self._messages:
+        if first > 1:
             wanted.check_renamed(unseen, self.name)
+
+    def chunks(self, wanted: ColumnRules) -> Iterator[list[object]]:
+        """Yield the messages, some thousand at a time."""
+        entries = iter(self._messages)
+        while chunk := list(islice(entries, BATCH_ROWS)):
+            yield chunk
 
     def fingerprint(self) -> bytes:
         """Return a hash of the messages."""
@@ -181,49 +191,22 @@ def open_source(
 ) -> Source:
     """Return the source for a file or folder of an fsspec file system.
 
-    :raises SourceError: it is not there, not complete, or of an unknown format.
+    :raises SourceError: it is not there, not complete, of an unknown format, or needs a library that is missing.
     """
 
     def listing() -> list[SourceFile]:
         return list_files(fs, path, shown_as=shown_as, source_format=source_format, require_success=require_success)
 
-    return source_of(fs, listing, shown_as, naive_ok=naive_ok)
-
-
-def source_of(
-    fs: Any,
-    listing: Callable[[], list[SourceFile]],
-    shown_as: str,
-    *,
-    naive_ok: bool,
-    declared: Mapping[str, tuple[bool, str]] | None = None,
-) -> Source:
-    """Return the source for files of one format.
-
-    :param listing: returns the files, again and again.
-    :param naive_ok: there is a time zone for times without an offset.
-    :param declared: of the table that has the files, its columns of timestamps: whether they are instants, and the
-        words for that.
-    :raises SourceError: a library is missing.
-    """
     files = listing()
-    kind = files[0].format if files else "parquet"
-    if kind == "json":
+    if files and files[0].format == "json":
         return JsonLinesFiles(fs, listing, shown_as)
     try:
-        if kind == "csv":
-            from airflow_delayed.intake.csv_files import CsvFiles
-
-            return CsvFiles(fs, listing, shown_as)
         from airflow_delayed.intake.parquet import ParquetFiles
     except ImportError:
-        raise needs_pyarrow("Parquet and CSV") from None
-    return ParquetFiles(fs, listing, shown_as, naive_ok=naive_ok, declared=declared)
-
-
-def needs_pyarrow(what: str) -> SourceError:
-    """Return the error for a source that cannot be read without pyarrow."""
-    return SourceError(f"{what} cannot be read without pyarrow: pip install 'airflow-provider-delayed[parquet]'")
+        raise SourceError(
+            "Parquet cannot be read without pyarrow: pip install 'airflow-provider-delayed[parquet]'"
+        ) from None
+    return ParquetFiles(fs, listing, shown_as, naive_ok=naive_ok)
 
 
 class Rejects:

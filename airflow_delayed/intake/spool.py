@@ -1,66 +1,38 @@
-"""Spool: a file on this machine's disk for rows that cannot be read twice, those of a query or of a function.
+"""Spool: a file on this machine's disk for the rows of a query or a function.
 
-The rows are written once, as Arrow record batches, and each pass reads them from the file. A later try of the same task
-on this machine finds the file again. It is its owner's alone: it has bodies.
+So a retry on this machine reads the rows of the first try. They are written once, and each pass reads them from the
+file. It is its user's alone: it has bodies, and is read with pickle.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
-import mmap
 import os
-import re
+import pickle
 import stat
-import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from hashlib import blake2b
-from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from airflow_delayed.errors import SourceError, SpoolError
-from airflow_delayed.intake.columns import ColumnRules, RowBatch
+from airflow_delayed.intake.columns import BATCH_BYTES, BATCH_ROWS, ColumnRules, row_of
 from airflow_delayed.intake.files import private
-from airflow_delayed.threads import relaxed_gc
+from airflow_delayed.intake.sources import ListSource
+from airflow_delayed.message import DelayedMessage
 
 if TYPE_CHECKING:
-    from airflow_delayed.intake.produced import ProducedBatch
     from airflow_delayed.sending import Log
 
 #: A spool that no try has used for so long is deleted: its task was killed, or went on elsewhere.
 KEPT = timedelta(days=7)
-#: The ending of a spool that is being written. Its writer has locked it; the lock ends with the process.
-_PART = ".part"
-_DIGEST = 16
-_LENGTH = 8
-
+#: Bytes of rows in memory at a time: as Python's objects they take several times the file.
+_CHUNK_BYTES = BATCH_BYTES // 8
 
 #: Runs the query or the function, and yields its rows: dictionaries or DelayedMessage.
 Produce = Callable[[ColumnRules], Iterable[object]]
-
-
-def folder_of_user(folder: Path) -> Path:
-    """Return the folder that this process's user has in a folder of spools."""
-    return folder / f"airflow-delayed-spool-{os.getuid()}"
-
-
-def spools_with(folder: Path, texts: Collection[str]) -> Iterator[Path]:
-    """Yield the user's whole spools that have one of these texts anywhere, maybe as a part of a longer text.
-
-    Whoever deletes one lets a later try produce its rows again; a try that reads it now reads on.
-
-    :raises OSError: a file cannot be read.
-    """
-    # Arrow writes a text as its UTF-8
-    wanted = re.compile(b"|".join(re.escape(text.encode()) for text in texts))
-    for path in sorted(folder_of_user(folder).glob("*.rows")):
-        with suppress(FileNotFoundError), open(path, "rb", opener=private) as file:
-            if os.fstat(file.fileno()).st_size and wanted.search(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)):
-                yield path
 
 
 class Spool:
@@ -68,51 +40,49 @@ class Spool:
 
     :param folder: of spools; one of its user's own is made in it.
     :param task: identifies the task's run, and its turn until it is cleared.
-    :param limit: bytes that a file may have.
-    :param reuse: whether a file of an earlier try, or of this one before it was deferred, holds the rows.
+    :param reuse: whether a file of an earlier try holds the rows.
+    :param check_count: raises if there are too many messages.
     """
 
-    def __init__(self, folder: Path, task: bytes, *, limit: int, reuse: bool, log: Log) -> None:
-        self.log = log
-        self._folder = folder_of_user(folder)
+    def __init__(self, folder: str, task: bytes, *, reuse: bool, check_count: Callable[[int], None], log: Log) -> None:
+        self._folder = Path(folder) / f"airflow-delayed-spool-{os.getuid()}"
         self._task = task
-        self._limit = limit
         self._reuse = reuse
-        self._files: dict[Path, BufferedReader] = {}
+        self._check_count = check_count
+        self._log = log
+        self._files: set[Path] = set()
 
-    def open(self, name: str, content: bytes, produce: Produce, wanted: ColumnRules) -> BufferedReader:
+    def file(self, name: str, content: bytes, rows: Iterable[object]) -> Path:
         """Return the file of some rows, which are produced if it is not there.
 
-        :param name: of the source.
-        :param content: identifies the query, or the function's arguments.
-        :raises SourceError: there are more bytes than the limit.
+        :param content: identifies the query.
+        :raises InputError: there are too many rows, or one has a value that cannot be written.
         :raises SpoolError: the disk is full, or the folder cannot be used.
         """
-        key = blake2b(self._task, digest_size=_DIGEST)
-        key.update(repr((name, content, wanted)).encode())
-        path = self._folder / f"{key.hexdigest()}.rows"
-        if path not in self._files:
-            with self._disk(name):
-                self._make_folder()
-                found = self._found(path, name) if self._reuse else None
-            if found is None:
-                from airflow_delayed.intake.produced import produced
-
-                found = self._write(path, name, produced(produce(wanted), wanted))
-            self._files[path] = found
-        return self._files[path]
-
-    def close(self) -> None:
-        """Close the files, and keep them for a later try."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        path = self._folder / f"{blake2b(repr((self._task, name, content)).encode(), digest_size=16).hexdigest()}.rows"
+        if path in self._files:
+            return path
+        with self._disk(name):
+            self._make_folder()
+            found = self._reuse and path.exists()
+            if found:
+                os.utime(path)
+        if found:
+            self._log.info("%s does not run again: its rows are those that were spooled before", name)
+        else:
+            if self._reuse:
+                self._log.warning(
+                    "no rows of an earlier try are on this machine: %s runs again, and what it gives now is sent. Rows"
+                    " that are as they were have the same ids; id_columns= names a message whatever else changes",
+                    name,
+                )
+            self._write(path, name, rows)
+        self._files.add(path)
+        return path
 
     def delete(self) -> None:
-        """Close the files and delete them."""
-        paths = list(self._files)
-        self.close()
-        for path in paths:
+        """Delete the files."""
+        for path in self._files:
             path.unlink(missing_ok=True)
 
     @contextmanager
@@ -132,179 +102,64 @@ class Spool:
             with suppress(FileNotFoundError):
                 if file.stat().st_mtime < time.time() - KEPT.total_seconds():
                     file.unlink()
-                elif file.suffix == _PART:
-                    _delete_abandoned(file)
 
-    def _found(self, path: Path, name: str) -> BufferedReader | None:
-        try:
-            file = os.fdopen(private(str(path), os.O_RDONLY), "rb")
-        except FileNotFoundError:
-            self.log.warning(
-                "no rows of an earlier try are on this machine: %s runs again, and what it gives now is sent. Rows that"
-                " are as they were have the same ids; id_columns= names a message whatever else changes",
-                name,
-            )
-            return None
-        if not _is_whole(file):
-            file.close()
-            self.log.warning("the rows of %s that an earlier try left are damaged; it runs again", name)
-            return None
-        os.utime(path)
-        self.log.info("%s does not run again: its rows are those that were spooled before", name)
-        return file
-
-    def _check_limit(self, name: str, rows: int, written: int) -> None:
-        if written > self._limit:
-            raise SourceError(
-                f"{name} gives more than the {self._limit:,} bytes that [delayed] spool_limit allows in one spool"
-                f" ({rows:,} rows so far). Nothing was sent. Raise the option if the disk of {self._folder} has the"
-                " room, or select fewer rows in a run"
-            )
-
-    def _write(self, path: Path, name: str, batches: Iterator[ProducedBatch]) -> BufferedReader:
-        began, rows, written = time.monotonic(), 0, 0
-        digest = blake2b(digest_size=_DIGEST)
-        with self._disk(name):
-            handle, made = _locked_part(self._folder)
-        try:
-            with relaxed_gc():
-                for batch in batches:
-                    data = _packed(batch)
-                    rows += batch.records.num_rows
-                    written += len(data)
-                    self._check_limit(name, rows, written)
-                    digest.update(data)
-                    with self._disk(name):
-                        _write_all(handle, data)
+    def _write(self, path: Path, name: str, rows: Iterable[object]) -> None:
+        began, count = time.monotonic(), 0
+        aside = path.with_suffix(f".{os.getpid()}.part")
+        with ExitStack() as closing:
             with self._disk(name):
-                _write_all(handle, digest.digest())
-                os.replace(made, path)
-        except BaseException:
-            os.close(handle)
-            os.unlink(made)
-            raise
+                file = closing.enter_context(open(aside, "wb", opener=private))
+            closing.callback(aside.unlink, missing_ok=True)
+            for count, row in enumerate(rows, 1):
+                self._check_count(count)
+                try:
+                    data = pickle.dumps(row_of(row) if isinstance(row, DelayedMessage) else row)
+                except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+                    raise SourceError(f"{name} row {count:,} cannot be written to disk: {error}") from None
+                try:
+                    file.write(data)
+                except OSError as error:
+                    raise SpoolError(name, str(self._folder), error.strerror or str(error)) from error
+            with self._disk(name):
+                file.flush()
+                # a crash of the machine must not leave a whole file with half of the rows
+                os.fsync(file.fileno())
+                size = file.tell()
+                os.replace(aside, path)
         took = time.monotonic() - began
-        self.log.info("%s gave %s rows, spooled as %s bytes in %.1f s", name, f"{rows:,}", f"{written:,}", took)
-        return open(handle, "rb")
+        self._log.info("%s gave %s rows, spooled as %s bytes in %.1f s", name, f"{count:,}", f"{size:,}", took)
 
 
-def _locked_part(folder: Path) -> tuple[int, str]:
-    """Make a file for a spool and lock it, so that no other process takes it for the rest of a killed task."""
-    while True:
-        handle, made = tempfile.mkstemp(suffix=_PART, dir=folder)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # another process has found it before it was locked, and deletes it
-            os.close(handle)
-            continue
-        except OSError:
-            # a file system without locks: there nobody deletes it before KEPT is over
-            return handle, made
-        if os.fstat(handle).st_nlink:
-            return handle, made
-        os.close(handle)
-
-
-def _delete_abandoned(part: Path) -> None:
-    """Delete a spool whose writer was killed; a spool that is being written stays."""
-    with suppress(OSError), open(part, "r+b", opener=private) as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        part.unlink()
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(handle, left) :]
-
-
-class SpooledSource:
+class SpooledSource(ListSource):
     """Rows that are produced once and read from their spool again and again.
 
     :param name: of the source.
-    :param content: identifies the query, or the function's arguments.
+    :param content: identifies the query.
     """
 
     def __init__(self, name: str, content: bytes, produce: Produce, spool: Spool) -> None:
-        self.name = name
+        super().__init__((), name)
         self._content = content
         self._produce = produce
         self._spool = spool
-        self._fingerprint: bytes | None = None
+        self._path: Path | None = None
 
-    def batches(self, wanted: ColumnRules) -> Iterator[RowBatch]:
+    def chunks(self, wanted: ColumnRules) -> Iterator[list[Any]]:
         """Yield the rows as the source gave them; the first call produces them."""
-        file = self._spool.open(self.name, self._content, self._produce, wanted)
-        self._fingerprint = _end(file)[1]
-        for data in _packages(file):
-            yield _unpacked(data, self.name)
+        self._path = self._spool.file(self.name, self._content, self._produce(wanted))
+        with open(self._path, "rb", opener=private) as file:
+            size = os.fstat(file.fileno()).st_size
+            while (start := file.tell()) < size:
+                chunk: list[Any] = []
+                while file.tell() < min(size, start + _CHUNK_BYTES) and len(chunk) < BATCH_ROWS:
+                    chunk.append(pickle.load(file))  # noqa: S301 - its user alone can write it
+                yield chunk
 
-    def fingerprint(self) -> bytes | None:
+    def fingerprint(self) -> bytes:
         """Return a hash of the rows; they must have been read."""
-        return self._fingerprint
-
-    def check_unchanged(self) -> None:
-        """Nothing changes a file that this process holds open."""
-
-
-def _packed(batch: ProducedBatch) -> bytes:
-    """Return a batch as bytes: their number in 8 bytes, then a stream of Arrow's IPC format with one batch.
-
-    Each batch has a schema of its own, since values decide the types of columns.
-    """
-    import pyarrow as pa
-
-    about = {"first_row": batch.first_row, "broken": list(batch.broken.items())}
-    schema = batch.records.schema.with_metadata({"airflow_delayed": json.dumps(about)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(batch.records.replace_schema_metadata(schema.metadata))
-    data: bytes = sink.getvalue().to_pybytes()
-    return len(data).to_bytes(_LENGTH, "big") + data
-
-
-def _unpacked(data: bytes, name: str) -> RowBatch:
-    import pyarrow as pa
-
-    from airflow_delayed.intake.arrow import ArrowColumns
-
-    with pa.ipc.open_stream(data) as reader:
-        records = reader.read_next_batch()
-    about: dict[str, Any] = json.loads(records.schema.metadata[b"airflow_delayed"])
-    return RowBatch(
-        columns=ArrowColumns(records, {}),
-        size=records.num_rows,
-        origin=name,
-        first_row=about["first_row"],
-        broken={index: (column, problem) for index, (column, problem) in about["broken"]},
-        records=records,
-    )
-
-
-def _end(file: BinaryIO) -> tuple[int, bytes]:
-    """Return where the digest of the rows begins, and the digest."""
-    end = max(0, file.seek(0, os.SEEK_END) - _DIGEST)
-    file.seek(end)
-    return end, file.read(_DIGEST)
-
-
-def _packages(file: BinaryIO) -> Iterator[bytes]:
-    end, place = _end(file)[0], 0
-    while place < end:
-        # another pass may have read in between
-        file.seek(place)
-        size = int.from_bytes(file.read(_LENGTH), "big")
-        yield file.read(size)
-        place += _LENGTH + size
-
-
-def _is_whole(file: BinaryIO) -> bool:
-    """Return whether the rows have their digest; after a crash of the machine a file may have lost its end."""
-    left, digest = _end(file)
-    found = blake2b(digest_size=_DIGEST)
-    file.seek(0)
-    while left and (block := file.read(min(left, 1 << 20))):
-        found.update(block)
-        left -= len(block)
-    return found.digest() == digest
+        assert self._path is not None
+        found = blake2b(digest_size=16)
+        with open(self._path, "rb", opener=private) as file:
+            while block := file.read(1 << 20):
+                found.update(block)
+        return found.digest()

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_delayed.errors import UnsupportedColumns
-from airflow_delayed.intake.produced import Broken
 from airflow_delayed.intake.rows import is_deep
 from airflow_delayed.message import UTC
 
@@ -94,11 +93,8 @@ class TimeColumn:
         )
 
 
-def time_columns(file: pq.ParquetFile, names: Sequence[str], declared: Schema) -> dict[str, TimeColumn]:
-    """Return those of the named columns that are timestamps.
-
-    :param declared: the schema of the table whose file it is; it counts as a schema in the footer does.
-    """
+def time_columns(file: pq.ParquetFile, names: Sequence[str]) -> dict[str, TimeColumn]:
+    """Return those of the named columns that are timestamps."""
     zones = {
         column.name: column.type.tz
         for column in file.schema_arrow
@@ -107,7 +103,7 @@ def time_columns(file: pq.ParquetFile, names: Sequence[str], declared: Schema) -
     if not zones:
         return {}
     footer: Mapping[bytes, bytes] = file.metadata.metadata or {}
-    schemas = [declared, *_schemas(footer)]
+    schemas = _schemas(footer)
     columns = {}
     for index in range(len(file.schema)):
         leaf = file.schema.column(index)
@@ -229,9 +225,9 @@ def _with_zone(times: pa.Array, is_instant: bool) -> pa.Array:
     )
 
 
-def of_old_calendar(records: pa.RecordBatch, columns: Mapping[str, TimeColumn]) -> Broken:
+def of_old_calendar(records: pa.RecordBatch, columns: Mapping[str, TimeColumn]) -> dict[int, tuple[str, str]]:
     """Return the rows with times before 1900 that may be of another calendar."""
-    broken: Broken = {}
+    broken: dict[int, tuple[str, str]] = {}
     for name, column in columns.items():
         if column.old_calendar:
             times = records.column(name)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from datetime import datetime, timedelta
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator, ObjectStoragePath, XComArg
@@ -474,11 +474,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         messages = found.direct.sent + found.stored.sent
         if not messages:
             reporting.report_empty(self.log, arguments.on_empty, found.rows)
-        if 0 < (most := config.max_messages_per_run()) < messages:
-            raise InputError(
-                f"{messages:,} messages are more than the {most:,} that [delayed] max_messages_per_run allows, so"
-                " nothing was sent. If they are right, raise the option, or send them in several runs"
-            )
+        check_total(messages)
         if found.destinations:
             reporting.verify_route(self.log, arguments.conn_id, arguments.store_conn_id, route, found)
         return found, rejects
@@ -535,21 +531,35 @@ def _spool_of(context: Context, log: Log, *, retries: int, resumed: bool) -> Ite
     began = str(getattr(run, "start_date", None))
     later = ti.try_number > max(1, ti.max_tries - retries + 1)
     spool = Spool(
-        Path(config.spool_folder()),
+        config.spool_folder(),
         scope_of(*origin_of(context).parts, turn_of(context), began),
-        limit=config.spool_limit(),
         reuse=later or resumed,
+        check_count=check_total,
         log=log,
     )
+    kept = False
     try:
         yield spool
     except TaskDeferred:
-        spool.close()
+        kept = True
         raise
     except (InputError, AirflowSkipException):
-        spool.delete()
         raise
     except BaseException:
-        (spool.close if ti.try_number <= ti.max_tries else spool.delete)()
+        kept = ti.try_number <= ti.max_tries
         raise
-    spool.delete()
+    finally:
+        if not kept:
+            spool.delete()
+
+
+def check_total(messages: int) -> None:
+    """Check how many messages a run may send.
+
+    :raises InputError: there are more than ``[delayed] max_messages_per_run``.
+    """
+    if 0 < (most := config.max_messages_per_run()) < messages:
+        raise InputError(
+            f"{messages:,} messages are more than the {most:,} that [delayed] max_messages_per_run allows, so nothing"
+            " was sent. If they are right, raise the option, or send them in several runs"
+        )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from airflow_delayed.errors import MissingExtra, SourceError, TransportUnavailable
 from airflow_delayed.intake.columns import check_names, check_renames
-from airflow_delayed.intake.rows import read_json
+from airflow_delayed.intake.rows import is_deep, read_json
 from airflow_delayed.intake.sources import Source
 from airflow_delayed.intake.spool import Spool, SpooledSource
-from airflow_delayed.sources.templated import TemplatedSource, rendered_text, require_pyarrow
+from airflow_delayed.sources.templated import TemplatedSource, rendered_text
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -33,9 +35,9 @@ class SqlSource(TemplatedSource):
     """The rows of a query, read through a server-side cursor where the driver has one.
 
     The query runs once in a try, since it could give other rows when it runs again: they are spooled on the worker's
-    disk (``[delayed] spool_folder``, ``spool_limit``), and deleted when the task has succeeded or was refused. A retry
+    disk (``[delayed] spool_folder``), and deleted when the task has succeeded or was refused. A retry
     on the same worker reads the spool; on another worker the query runs again, and the log says so. What it writes is
-    rolled back. ``headers`` may be JSON, also as text. Needs pyarrow, the extra ``parquet``.
+    rolled back. ``headers`` may be JSON, also as text.
 
     :param sql: the query, or the name of a ``.sql`` file beside the DAG (or in its ``template_searchpath``).
     :param conn_id: any SQL connection of Airflow.
@@ -61,7 +63,6 @@ class SqlSource(TemplatedSource):
 
     def open(self, spool: Spool, *, naive_ok: bool) -> Source:
         """Return the rows of the query, which runs when they are read first."""
-        require_pyarrow("a query")
         conn_id = rendered_text("conn_id", self.conn_id)
         query = _Query(rendered_text("sql", self.sql), conn_id, _placeholders(self.parameters))
         return SpooledSource(query.name, repr(vars(query)).encode(), query.rows, spool)
@@ -116,12 +117,34 @@ class _Query:
         names = list(found.keys())
         check_names(names, self.name)
         wanted.check(names, self.name)
+        headers = wanted.names.get("headers")
         size = _FIRST_ROWS
         while rows := found.fetchmany(size):
             for row in rows:
-                yield dict(zip(names, row, strict=True))
+                yield {
+                    name: _headers(value) if name == headers else _plain(value)
+                    for name, value in zip(names, row, strict=True)
+                }
             weight = sum(len(value) for row in rows for value in row if isinstance(value, str | bytes | memoryview))
             size = max(1, min(_MOST_ROWS, 2 * size, _FETCHED_BYTES * len(rows) // max(weight, 1)))
+
+
+def _plain(value: Any) -> Any:
+    """Return a driver's value as one that a message takes."""
+    if isinstance(value, memoryview):
+        return bytes(value)
+    return str(value) if isinstance(value, UUID) else value
+
+
+def _headers(value: Any) -> Any:
+    """Return headers; databases without a type for JSON have them as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return value if is_deep(value, found) else found
 
 
 def _keep_numbers(driver: str, connection: Any) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from os.path import abspath
 from pathlib import PurePath
 from typing import Any, ClassVar, cast
@@ -18,7 +17,7 @@ from airflow_delayed import lineage
 from airflow_delayed.addresses import secrets_of, shown, without_secrets
 from airflow_delayed.errors import InputError, SourceError
 from airflow_delayed.intake.columns import check_renames
-from airflow_delayed.intake.sources import Source, needs_pyarrow, open_source
+from airflow_delayed.intake.sources import Source, open_source
 from airflow_delayed.intake.spool import Spool
 
 
@@ -54,15 +53,6 @@ class TemplatedSource(ABC):
     def folder(self) -> str | None:
         """The path or URL of the files, if it is files."""
         return None
-
-
-def require_pyarrow(what: str) -> None:
-    """Check that what is spooled can be written.
-
-    :raises SourceError: pyarrow is not installed.
-    """
-    if find_spec("pyarrow") is None:
-        raise needs_pyarrow(what)
 
 
 def rendered_flag(name: str, value: object) -> bool:
@@ -129,7 +119,7 @@ class FilesSource(PathSource):
     :param columns: as DelayedSendOperator's.
     """
 
-    #: "parquet", "json" or "csv", whatever the files' endings are.
+    #: "parquet" or "json", whatever the files' endings are.
     source_format: ClassVar[str]
 
     def __init__(
@@ -168,16 +158,6 @@ class JsonLinesSource(FilesSource):
     source_format = "json"
 
 
-class CsvSource(FilesSource):
-    """Files of comma-separated values in UTF-8, whose first line names the columns (RFC 4180).
-
-    An empty field is null, and ``""`` an empty text. ``headers`` are a JSON object, ``delay_seconds`` and
-    ``spread_seconds`` numbers and times ISO 8601; all else is text, the values of ``id_columns`` too.
-    """
-
-    source_format = "csv"
-
-
 def path_text(path: Any) -> Any:
     """Return a path or an ObjectStoragePath as text, with its connection; anything else, such as an XComArg, as it is.
 
@@ -197,7 +177,7 @@ def path_text(path: Any) -> Any:
 def open_files(url: str, *, source_format: str | None = None, require_success: bool = True, naive_ok: bool) -> Source:
     """Return the rows of a file or folder.
 
-    :param source_format: "parquet", "json" or "csv"; None: by the files' endings.
+    :param source_format: "parquet" or "json"; None: by the files' endings.
 
     :raises SourceError: it is not there, not complete, or of an unknown format.
     """

@@ -15,7 +15,6 @@ import pytest
 from sqlalchemy import Connection
 from support.stores import Store, Transport, message
 
-from airflow_delayed.provider_info import get_provider_info
 from airflow_delayed.store.dispatch.dispatcher import database_time
 from airflow_delayed.store.policy import DispatchPolicy
 
@@ -67,8 +66,6 @@ def test_the_defaults_that_the_page_names(here: Path) -> None:
     assert f"takes ({policy.claim_timeout.seconds} s)" in text
     assert f"{policy.farthest.seconds // 60} minutes fit a DAG" in text
     assert f"for {policy.remember.days} days" in text
-    options = get_provider_info()["config"]["delayed"]["options"]
-    assert f"`[delayed] spool_limit` ({int(options['spool_limit']['default']) // 2**30} GiB)" in text
 
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)

@@ -162,7 +162,7 @@ def test_a_function_may_skip_its_task(run):
         ([{"value": "x"}], "row 1, column fields: no column due_at or delay_seconds"),
         ([{"value": object(), "delay_seconds": 1}], "row 1, column value: must be text, bytes"),
         ([{"value": "x", "delay_seconds": timedelta(1)}], "column delay_seconds: must be a number, not timedelta"),
-        ([{"value": "x", "delay_seconds": 1, "headers": {"a": 1}}], "column headers: must be a map of text to text"),
+        ([{"value": "x", "delay_seconds": 1, "headers": {"a": 1}}], "column headers: the value of 'a' must be text"),
         ([{"value": "x", "delay_seconds": 1, "due_at": NOW}], "column delay_seconds: is given, and due_at too"),
         ([{"value": "x", "due_at": "2030-01-01T09:00", "timezone": "Mars"}], "column timezone: 'Mars' is not an IANA"),
         ([{"value": "y" * 101, "delay_seconds": 1}], "is 101 bytes, and the limit is 100"),

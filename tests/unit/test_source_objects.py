@@ -6,9 +6,6 @@ import errno
 import json
 import os
 import sqlite3
-import subprocess
-import sys
-import tempfile
 import time
 from contextlib import closing
 from datetime import datetime, timedelta
@@ -26,7 +23,7 @@ from support.times import by_clock
 from airflow_delayed.errors import SendFailed, SourceError, SpoolError
 from airflow_delayed.message import UTC
 from airflow_delayed.operators.send import DelayedSendOperator
-from airflow_delayed.sources import CsvSource, DeltaSource, JsonLinesSource, ParquetSource, SqlSource
+from airflow_delayed.sources import JsonLinesSource, ParquetSource, SqlSource
 
 DUE = "2030-05-06T12:00:00+00:00"
 SELECT = "SELECT id AS message_id, text AS value, due AS due_at FROM orders ORDER BY id"
@@ -49,6 +46,11 @@ def database(tmp_path, monkeypatch):
     for number in range(3):
         run("INSERT INTO orders VALUES (?, ?, ?)", f"order-{number}", f"body {number}", DUE)
     return run
+
+
+def lines(*rows):
+    """The text of JSON lines with a value and a delay each."""
+    return "".join(json.dumps({"value": value, "delay_seconds": delay}) + "\n" for value, delay in rows)
 
 
 def files(folder):
@@ -90,18 +92,6 @@ def test_a_retry_on_another_worker_runs_the_query_again_and_says_so(run, databas
     run.execute(source=SqlSource(SELECT, "shop"), retries=1)
     assert run.ids() == ["order-0", "order-1", "order-2", "order-3"]
     assert "no rows of an earlier try are on this machine" in log.text
-
-
-def test_a_spool_that_lost_its_end_is_not_read(run, database, spools, log):
-    run.max_tries = 1
-    run.transport.fail_after = 0
-    with pytest.raises(SendFailed):
-        run.execute(source=SqlSource(SELECT, "shop"), retries=1)
-    [spool] = files(spools)
-    spool.write_bytes(spool.read_bytes()[:-100])
-    run.transport.fail_after = None
-    assert run.execute(source=SqlSource(SELECT, "shop"), retries=1)["sent"] == 3
-    assert "are damaged; it runs again" in log.text
 
 
 def test_after_a_wait_in_the_triggerer_the_rows_are_those_from_before(run, database, spools):
@@ -146,54 +136,6 @@ def test_what_a_killed_task_left_is_deleted_after_a_week(run, database, spools):
     assert files(spools) == [young]
 
 
-#: Spools rows without an end, as the worker of a task does that takes its time.
-WRITER = """
-import logging, pathlib, sys, time
-from airflow_delayed.intake.columns import ColumnRules
-from airflow_delayed.intake.spool import Spool
-
-def rows(wanted):
-    for number in range(10_000):
-        yield {"value": f"body {number}"}
-    print("spooled", flush=True)
-    time.sleep(600)
-
-spool = Spool(pathlib.Path(sys.argv[1]), b"task", limit=10**9, reuse=False, log=logging.getLogger())
-spool.open("function", b"", rows, ColumnRules())
-"""
-
-
-def test_what_a_task_left_that_was_killed_while_it_spooled_is_deleted_by_the_next_spool(run, database, spools):
-    with subprocess.Popen([sys.executable, "-c", WRITER, spools.parent], stdout=subprocess.PIPE) as writer:
-        try:
-            assert writer.stdout.readline() == b"spooled\n"
-            [part] = files(spools)
-            assert (part.suffix, b"body 17" in part.read_bytes()) == (".part", True)
-            # not while it is being written
-            run.execute(source=SqlSource(SELECT, "shop"))
-            assert files(spools) == [part]
-        finally:
-            writer.kill()
-    run.execute(source=SqlSource(SELECT, "shop"))
-    assert files(spools) == []
-
-
-def test_a_spool_that_another_task_takes_for_a_dead_ones_is_made_again(run, database, spools, monkeypatch):
-    """Between the making of its file and the lock."""
-    made, mkstemp = [], tempfile.mkstemp
-
-    def overtaken(**arguments):
-        handle, path = mkstemp(**arguments)
-        made.append(path)
-        if len(made) == 1:
-            os.unlink(path)
-        return handle, path
-
-    monkeypatch.setattr(tempfile, "mkstemp", overtaken)
-    assert run.execute(source=SqlSource(SELECT, "shop"))["sent"] == 3
-    assert (len(made), files(spools)) == (2, [])
-
-
 @pytest.mark.parametrize(
     "sql, says",
     [
@@ -205,7 +147,7 @@ def test_a_spool_that_another_task_takes_for_a_dead_ones_is_made_again(run, data
         ("SELECT 'x' AS value, 'soon' AS due_at", "column due_at: 'soon' is not a time"),
         (
             "SELECT 'x' AS value, 1 AS delay_seconds, '[1]' AS headers",
-            "column headers: must be a JSON object, not list",
+            "column headers: must be a map of text to text, not list",
         ),
         ("SELECT 'x' AS value, 1 AS delay_seconds, NULL AS message_id", "column message_id: is null"),
         ("SELECT 'x' AS value, 1 AS delay_seconds, 5 AS message_id", "column message_id: must be text of 1"),
@@ -270,22 +212,22 @@ def test_connections_that_cannot_be_read(run, monkeypatch):
         run.execute(source=SqlSource(SELECT, "broker"))
 
 
-def test_a_spool_that_would_become_too_large(run, database, spools, monkeypatch):
-    monkeypatch.setenv("AIRFLOW__DELAYED__SPOOL_LIMIT", "1000")
+def test_a_query_without_an_end_is_not_written_to_its_end(run, database, spools, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__DELAYED__MAX_MESSAGES_PER_RUN", "1000")
     endless = (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
         " SELECT 'x' || i AS value, i AS delay_seconds FROM n"
     )
-    with pytest.raises(AirflowFailException, match=r"more than the 1,000 bytes that \[delayed\] spool_limit allows"):
+    with pytest.raises(AirflowFailException, match="1,001 messages are more than the 1,000 that"):
         run.execute(source=SqlSource(endless, "shop"))
     assert (run.bodies(), files(spools)) == ([], [])
 
 
 def test_a_disk_that_is_full(run, database, spools, monkeypatch):
-    def full(handle, data):
+    def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("os.write", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(SpoolError, match=r"airflow-delayed-spool-\d+: No space left on device.*Nothing was sent"):
         run.execute(source=SqlSource(SELECT, "shop"))
     assert (run.bodies(), files(spools)) == ([], [])
@@ -295,12 +237,6 @@ def test_a_folder_that_others_may_enter_takes_no_bodies(run, database, spools):
     spools.mkdir(parents=True)
     spools.chmod(0o755)
     with pytest.raises(SpoolError, match="not a folder that its user alone may enter"):
-        run.execute(source=SqlSource(SELECT, "shop"))
-
-
-def test_without_pyarrow_the_error_names_the_extra(run, database, monkeypatch):
-    monkeypatch.setattr("airflow_delayed.sources.templated.find_spec", lambda name: None)
-    with pytest.raises(AirflowFailException, match=r"airflow-provider-delayed\[parquet\]"):
         run.execute(source=SqlSource(SELECT, "shop"))
 
 
@@ -321,15 +257,12 @@ def test_ids_are_those_of_the_same_rows_in_a_list_and_in_a_file(run, database, t
     listed = run.ids()
     table = pa.Table.from_pylist(rows)
     pq.write_table(table, tmp_path / "rows.parquet")
-    text = ["value,due_at", *(f"{row['value']},{DUE}" for row in rows)]
-    (tmp_path / "rows.csv").write_text("\n".join(text))
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({**row, "due_at": DUE}) for row in rows))
     for source in (
         SqlSource("SELECT text AS value, due AS due_at FROM orders", "shop"),
         ParquetSource(str(tmp_path / "rows.parquet")),
-        CsvSource(str(tmp_path / "rows.csv")),
         JsonLinesSource(str(tmp_path / "rows.jsonl")),
-        str(tmp_path / "rows.csv"),
+        str(tmp_path / "rows.jsonl"),
     ):
         run.transport.sent.clear()
         run.states.clear()
@@ -339,17 +272,17 @@ def test_ids_are_those_of_the_same_rows_in_a_list_and_in_a_file(run, database, t
 
 def test_an_object_has_its_own_options(tmp_path, run):
     (tmp_path / "rows").mkdir()
-    (tmp_path / "rows" / "part.csv").write_text("value,delay_seconds\nx,5\n")
+    (tmp_path / "rows" / "part.jsonl").write_text(lines(("x", 5)))
     with pytest.raises(AirflowFailException, match="_SUCCESS"):
-        run.execute(source=CsvSource(str(tmp_path / "rows")))
-    run.execute(source=CsvSource(str(tmp_path / "rows"), require_success=False))
+        run.execute(source=JsonLinesSource(str(tmp_path / "rows")))
+    run.execute(source=JsonLinesSource(str(tmp_path / "rows"), require_success=False))
     assert run.bodies() == ["x"]
 
 
 def test_rejects_do_not_lie_in_the_source(tmp_path, run):
     (tmp_path / "rows").mkdir()
-    (tmp_path / "rows" / "part.csv").write_text("value,delay_seconds\nx,five\ny,5\n")
-    source = CsvSource(str(tmp_path / "rows"), require_success=False)
+    (tmp_path / "rows" / "part.jsonl").write_text(lines(("x", "five"), ("y", 5)))
+    source = JsonLinesSource(str(tmp_path / "rows"), require_success=False)
     with pytest.raises(AirflowFailException, match="lies in the source itself"):
         run.execute(source=source, rejects=str(tmp_path / "rows" / "bad.jsonl"))
     rejects = tmp_path / "bad.jsonl"
@@ -442,17 +375,15 @@ def forms_of(path):
 
 @pytest.mark.parametrize("form", range(4), ids=["text", "Path", "ObjectStoragePath", "without a scheme"])
 def test_a_path_may_be_an_object(run, tmp_path, form):
-    csv, rejects = tmp_path / "{{ ds }}" / "rows.csv", tmp_path / "rejects.jsonl"
+    rows, rejects = tmp_path / "{{ ds }}" / "rows.jsonl", tmp_path / "rejects.jsonl"
     (tmp_path / "2030-05-06").mkdir()
-    (tmp_path / "2030-05-06" / "rows.csv").write_text("value,delay_seconds\nx,five\ny,5\n")
-    (tmp_path / "2030-05-06" / "rows.jsonl").write_text('{"value": "z", "delay_seconds": 1}\n')
+    (tmp_path / "2030-05-06" / "rows.jsonl").write_text(lines(("x", "five"), ("y", 5)))
     own = {"rejects": forms_of(rejects)[form]}
-    for source, more in (
-        (forms_of(csv)[form], own),
-        (CsvSource(forms_of(csv)[form]), own),
-        (JsonLinesSource(forms_of(csv.with_suffix(".jsonl"))[form]), {}),
+    for source in (
+        forms_of(rows)[form],
+        JsonLinesSource(forms_of(rows)[form]),
     ):
-        operator = run.task(source=source, **more)
+        operator = run.task(source=source, **own)
         run.try_number += 1
         made = rendered(operator, context_of(run))
         made.execute(run.context)
@@ -460,7 +391,7 @@ def test_a_path_may_be_an_object(run, tmp_path, form):
         for field in ("source", "rejects"):
             shown = serialize_template_field(getattr(made, field), field)
             assert "object at" not in str(shown)
-    assert run.bodies() == ["y", "y", "z"]
+    assert run.bodies() == ["y", "y"]
     assert json.loads(rejects.read_text())["delay_seconds"] == "five"
 
 
@@ -468,7 +399,6 @@ def test_a_path_object_keeps_its_connection_and_lineage():
     path = ObjectStoragePath("s3://bucket/{{ ds }}/key", conn_id="lake")
     assert ParquetSource(path).serialize() == {"source": "ParquetSource", "path": "s3://lake@bucket/{{ ds }}/key"}
     assert ParquetSource(path).inputs() == [("s3://bucket", "{{ ds }}/key")]
-    assert DeltaSource(path).path == "s3://lake@bucket/{{ ds }}/key"
 
 
 @pytest.mark.parametrize("make", [lambda path: path, ParquetSource], ids=["source=", "ParquetSource"])
@@ -479,24 +409,25 @@ def test_a_path_object_with_options_of_its_own_is_refused(run, make):
 
 def test_path_objects_of_other_tasks_and_of_mapped_ones(run, tmp_path, run_dag):
     for name in "abcd":
-        (tmp_path / f"{name}.csv").write_text(f"value,delay_seconds\n{name},5\n")
+        (tmp_path / f"{name}.jsonl").write_text(lines((name, 5)))
     common = {"conn_id": "recorder", "destination": "mail"}
     with DAG("paths", schedule=None) as dag:
 
         @task
         def one():
-            return ObjectStoragePath(f"file://{tmp_path}/a.csv")
+            return ObjectStoragePath(f"file://{tmp_path}/a.jsonl")
 
         @task
         def several():
-            return [ObjectStoragePath(f"file://{tmp_path}/{name}.csv") for name in "ab"]
+            return [ObjectStoragePath(f"file://{tmp_path}/{name}.jsonl") for name in "ab"]
 
         DelayedSendOperator(task_id="result", source=one(), **common)
-        DelayedSendOperator(task_id="result_in_object", source=CsvSource(one()), **common)
+        DelayedSendOperator(task_id="result_in_object", source=JsonLinesSource(one()), **common)
         DelayedSendOperator.partial(task_id="results", **common).expand(source=several())
-        literals = [tmp_path / "c.csv", ObjectStoragePath(f"file://{tmp_path}/d.csv"), CsvSource(tmp_path / "d.csv")]
+        last = tmp_path / "d.jsonl"
+        literals = [tmp_path / "c.jsonl", ObjectStoragePath(f"file://{last}"), JsonLinesSource(last)]
         DelayedSendOperator.partial(task_id="literals", **common).expand(source=literals)
-        by_destination = DelayedSendOperator.partial(task_id="partial", conn_id="recorder", source=tmp_path / "c.csv")
+        by_destination = DelayedSendOperator.partial(task_id="partial", conn_id="recorder", source=tmp_path / "c.jsonl")
         by_destination.expand(destination=["mail"])
     assert run_dag(dag).state == "success"
     assert sorted(run.bodies()) == sorted(["a", "a", "a", "b", "c", "d", "d", "c"])
@@ -505,7 +436,7 @@ def test_path_objects_of_other_tasks_and_of_mapped_ones(run, tmp_path, run_dag):
 def test_a_mapped_tasks_source_is_the_same_each_time_that_the_dag_is_parsed():
     def parsed():
         with DAG("mapped", schedule=None) as dag:
-            sources = [CsvSource("/rows.csv"), SqlSource("SELECT 1", "shop", parameters=["hush"])]
+            sources = [JsonLinesSource("/rows.jsonl"), SqlSource("SELECT 1", "shop", parameters=["hush"])]
             DelayedSendOperator.partial(task_id="send", conn_id="c").expand(source=sources)
         return str(DagSerialization.to_dict(dag)["dag"]["tasks"])
 

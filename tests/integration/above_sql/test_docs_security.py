@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shlex
@@ -19,8 +18,6 @@ from support.standing import give_up
 from support.stores import Store, message, on_postgres_too
 
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.intake.columns import ColumnRules
-from airflow_delayed.intake.spool import Spool, SpooledSource
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.store.schema import store_tables
 
@@ -59,7 +56,7 @@ def readable(cell: object) -> str:
 
 
 class Files:
-    """The person's row among others in a file of rejects and in a spool, and a spool without it."""
+    """The person's row among others in a file of rejects."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(folder)
@@ -69,23 +66,13 @@ class Files:
             {"tag": tag, "value": name, "rejected": {"run": "d.r.t"}} for tag, name in ((TAG, PERSON), ("x", "kept"))
         ]
         self.rejects.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        monkeypatch.setenv("AIRFLOW__DELAYED__SPOOL_FOLDER", str(folder))
-        self.spools = {}
-        for tag in (TAG, "customer-9"):
-            spool = Spool(folder, tag.encode(), limit=10**9, reuse=False, log=logging.getLogger("test"))
-            source = SpooledSource("query", b"", lambda wanted, tag=tag: [{"value": PERSON, "tag": tag}], spool)
-            list(source.batches(ColumnRules(destination=True)))
-            spool.close()
-            (self.spools[tag],) = {*folder.glob("airflow-delayed-spool-*/*.rows")} - {*self.spools.values()}
-        self.spool = f"spool {self.spools[TAG]}"
 
     def are_there(self) -> bool:
-        return self.spools[TAG].exists() and PERSON in self.rejects.read_text()
+        return PERSON in self.rejects.read_text()
 
     def check(self) -> None:
         assert [json.loads(line)["value"] for line in self.rejects.read_text().splitlines()] == ["kept"]
         assert self.rejects.stat().st_mode & 0o077 == 0
-        assert [path.exists() for path in self.spools.values()] == [False, True]
 
 
 def fill(store: Store, hook: DelayedStoreHook) -> None:
@@ -160,7 +147,6 @@ def test_nothing_of_the_person_is_in_any_table(
         "store": 3,
         "queue table reminders": 1,
         "rejects file rejects/reminders.jsonl": 1,
-        files.spool: None,
     }
     remains = {row["where"]: row for row in done if row["outcome"] == "remains"}
     assert {*remains["store: remembered ids"]["ids"]} == {f"{IDS}{number}" for number in (1, 2, 3, 4)}

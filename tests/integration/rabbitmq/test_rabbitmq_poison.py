@@ -9,6 +9,7 @@ from random import Random
 import pika
 import pytest
 from support import poison
+from support.lengths import length
 from support.rabbitmq import VirtualHost
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -18,6 +19,8 @@ from airflow_delayed.rabbitmq.publisher import Publisher
 from airflow_delayed.rabbitmq.topology import DELAYED, Topology
 
 UTC = timezone.utc
+#: Each that is sent again waits for a confirm of its own.
+REDRIVEN = length("random property frames to a redrive", 500, 100_000)
 #: Behind so many of them comes a good message.
 EACH = 20
 GOOD = poison.raw(message_id=poison.short(b"good"))
@@ -86,6 +89,19 @@ def test_what_no_destination_took_is_sent_again_as_it_is(
 
 
 @pytest.mark.fuzz
+@pytest.mark.timeout(1800)
+def test_random_properties_to_a_redrive(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
+    with vhost.channel() as channel:
+        channel.confirm_delivery()
+        for number, each in enumerate(randomly(17, GOOD, REDRIVEN)):
+            key = DELAYED.digits.routing_key(0, "orders")
+            channel.basic_publish("delayed.hex.unroutable", key, str(number).encode(), each)
+    again = hook.redrive()
+    there = taken(vhost, "orders")
+    assert len(there) + sum(again.remaining.values()) == REDRIVEN
+    assert {*range(0, REDRIVEN, EACH)} <= there.keys()
+
+
 def randomly(seed: int, good: pika.BasicProperties, count: int) -> list[pika.BasicProperties]:
     chance = Random(seed)
     return [poison.random(chance) if number % EACH else good for number in range(count)]

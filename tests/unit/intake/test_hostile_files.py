@@ -5,20 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
 import time
 from datetime import datetime
-from itertools import product
 from random import Random
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
 from support.lengths import length
 
 from airflow_delayed.errors import InputError, SourceError, UnsupportedColumns
@@ -26,13 +23,12 @@ from airflow_delayed.intake.columns import MAX_COLUMNS, ColumnRules, RowRules, c
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import Rejects, open_source
 from airflow_delayed.message import UTC
-from airflow_delayed.sources import DeltaSource
 
 DUE = datetime(2030, 5, 6, 12, tzinfo=UTC)
 LOCAL = fsspec.filesystem("file")
 MB = 1024 * 1024
 PROBLEM = Problem("rows row 1", "value", "is null", {"value": None})
-DAMAGED = length("damaged files of CSV, Parquet and Delta", 150, 5000)
+DAMAGED = length("damaged files of Parquet", 150, 5000)
 
 
 def source(path, **options):
@@ -113,30 +109,18 @@ def test_a_key_of_lists_is_refused_before_a_row_is_read(tmp_path):
     assert count(source(tmp_path), ColumnRules(columns={})) == 1
 
 
-def csv(path, columns):
-    more = "".join(f",c{number}" for number in range(columns - 3))
-    path.write_text(f"value,destination,delay_seconds{more}\na,q,1{',' * (columns - 3)}\n")
-    return path
-
-
 def test_as_many_columns_as_are_read_and_one_more(tmp_path):
     ignoring = ColumnRules(columns={})
-    assert count(source(csv(tmp_path / "rows.csv", MAX_COLUMNS)), ignoring) == 1
-    with pytest.raises(UnsupportedColumns, match=r"rows\.csv has 10,001 columns, and at most 10,000 are read"):
-        count(source(csv(tmp_path / "rows.csv", MAX_COLUMNS + 1)), ignoring)
     for columns, refused in ((MAX_COLUMNS, False), (MAX_COLUMNS + 1, True)):
         names = ["value", "destination", "delay_seconds", *map(str, range(columns - 3))]
         pq.write_table(pa.table([["a"], ["q"], [1], *[[1]] * (columns - 3)], names), tmp_path / "rows.parquet")
         if refused:
-            with pytest.raises(UnsupportedColumns, match=r"rows\.parquet has 10,001 columns"):
+            with pytest.raises(
+                UnsupportedColumns, match=r"rows\.parquet has 10,001 columns, and at most 10,000 are read"
+            ):
                 count(source(tmp_path / "rows.parquet"), ignoring)
         else:
             assert count(source(tmp_path / "rows.parquet"), ignoring) == 1
-
-
-def test_a_first_line_of_300_000_columns_is_refused_at_once(tmp_path):
-    with pytest.raises(SourceError, match=r"the first line of .*rows\.csv has more than 1,048,576 bytes"):
-        count(source(csv(tmp_path / "rows.csv", 300_000)))
 
 
 def took(work):
@@ -156,9 +140,10 @@ def test_the_time_for_names_grows_with_their_number():
 
 
 def test_a_name_twice_among_many(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("value,destination,delay_seconds,value\n")
-    with pytest.raises(UnsupportedColumns, match=r"rows\.csv has more than one column value; rename one"):
+    path = tmp_path / "rows.parquet"
+    names = ["value", "destination", "delay_seconds", "value"]
+    pq.write_table(pa.table([["a"], ["q"], [1], ["b"]], names), path)
+    with pytest.raises(UnsupportedColumns, match=r"rows\.parquet has more than one column value; rename one"):
         count(source(path))
 
 
@@ -179,52 +164,6 @@ def test_blank_lines_without_end_are_refused_early(tmp_path, ending):
         count(written(" \n" * 3_000_000 + row))
 
 
-@pytest.fixture
-def table(tmp_path):
-    """A Delta table of one file."""
-    folder = tmp_path / "table"
-    rows = pa.table({"value": ["mine"], "destination": ["q"], "due_at": pa.array([DUE], pa.timestamp("us", tz="UTC"))})
-    write_deltalake(str(folder), rows)
-    pq.write_table(rows, tmp_path / "other.parquet")
-    return folder
-
-
-def data_file(table):
-    [file] = table.glob("*.parquet")
-    return file
-
-
-def delta(table):
-    return DeltaSource(str(table)).open(None, naive_ok=False)
-
-
-def test_a_file_of_a_delta_table_that_is_a_link_out_of_it_is_refused(table):
-    before = delta(table)
-    file = data_file(table)
-    file.unlink()
-    file.symlink_to(table.parent / "other.parquet")
-    for found in (lambda: before, lambda: delta(table)):
-        with pytest.raises(SourceError, match="is a link that leads out of the source's folder"):
-            count(found())
-
-
-def test_links_within_a_delta_table_and_to_it_are_followed(table):
-    file = data_file(table)
-    (table / "deep").mkdir()
-    moved = file.rename(table / "deep" / file.name)
-    file.symlink_to(moved)
-    (table.parent / "latest").symlink_to(table)
-    assert count(delta(table.parent / "latest")) == 1
-
-
-def test_a_link_in_the_log_of_a_delta_table_is_refused(table):
-    [commit] = (table / "_delta_log").glob("*.json")
-    commit.rename(table.parent / "other.json")
-    commit.symlink_to(table.parent / "other.json")
-    with pytest.raises(SourceError, match="is a link that leads out of the source's folder"):
-        delta(table)
-
-
 def in_time(work):
     """Run it in a thread, which a pipe without a writer would hold up for ever."""
     problems = []
@@ -242,18 +181,8 @@ def in_time(work):
     return problems
 
 
-@pytest.mark.parametrize("where", ["data", "log", "data, later"])
-def test_a_pipe_in_a_delta_table_is_not_waited_for(table, where):
-    before = delta(table)
-    file = next((table / "_delta_log").glob("*.json")) if where == "log" else data_file(table)
-    file.unlink()
-    os.mkfifo(file)
-    [problem] = in_time(lambda: count(before if "later" in where else delta(table)))
-    assert "is no file with content" in problem
-
-
 @pytest.mark.parametrize("later", [True, False])
-@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_nor_is_one_that_is_a_source_itself_or_takes_its_place(tmp_path, ending, later):
     path = tmp_path / f"rows.{ending}"
     path.touch()
@@ -262,12 +191,6 @@ def test_nor_is_one_that_is_a_source_itself_or_takes_its_place(tmp_path, ending,
     os.mkfifo(path)
     [problem] = in_time(lambda: count(found or source(path)))
     assert "is no file with content" in problem
-
-
-def test_a_log_file_that_is_too_large_is_refused(table, monkeypatch):
-    monkeypatch.setattr("airflow_delayed.sources.delta.MAX_LOG_FILE", 10)
-    with pytest.raises(SourceError, match=r"has a file of .* bytes, and at most 10 are read"):
-        delta(table)
 
 
 @pytest.mark.parametrize("first", ["[" * 100_000, '{"rejected": {"run": ' + "[" * 900 + "]" * 900 + "}}", "[1]", '"a"'])
@@ -379,22 +302,6 @@ def rows_or_error(found):
     return rows
 
 
-@pytest.mark.fuzz
-@pytest.mark.timeout(1800)
-def test_whatever_a_file_of_csv_holds_it_gives_rows_or_an_error(tmp_path):
-    chance = Random(31)
-    good = (
-        b'value,destination,delay_seconds,headers,due_at\n"a ""b""\nc",q,1,"{""h"": ""1""}",\n'
-        b"x,q,,,2030-05-06T12:00:00Z\n"
-    )
-    path = tmp_path / "rows.csv"
-    read = 0
-    for _ in range(4 * DAMAGED):
-        path.write_bytes(damaged(chance, good * chance.randrange(1, 3)))
-        read += rows_or_error(lambda: source(path))
-    assert read
-
-
 def footer_of(path):
     """Return a Parquet file's bytes up to its footer, and the footer."""
     whole = path.read_bytes()
@@ -413,41 +320,6 @@ def varint(number):
     while number > 127:
         data, number = data + bytes([number & 127 | 128]), number >> 7
     return data + bytes([number])
-
-
-def test_pages_that_unpack_to_more_than_the_footer_says_are_not_unpacked(tmp_path):
-    path = tmp_path / "rows.parquet"
-    parquet(path, ["x" * 70 * MB], compression="zstd", use_dictionary=False, write_statistics=False)
-    good, about = footer_of(path)
-    chunk = pq.read_metadata(path).row_group(0).column(0)
-    true, said = varint(chunk.total_uncompressed_size), varint(2 * chunk.total_compressed_size)
-    assert about.count(true) == 1
-    write_footer(path, good, about.replace(true, said))
-    assert path.stat().st_size < MB / 50
-    parquet(tmp_path / "harmless.parquet", ["x" * path.stat().st_size], compression="none")
-    code = (
-        "import sys, fsspec, pyarrow; from airflow_delayed.errors import SourceError;"
-        "from airflow_delayed.intake.columns import ColumnRules;"
-        "from airflow_delayed.intake.sources import open_source\n"
-        "for path in sys.argv[1:]:\n"
-        "  try: list(open_source(fsspec.filesystem('file'), path, shown_as='rows').batches(ColumnRules()))\n"
-        "  except SourceError as error: print(error)\n"
-        "  print(pyarrow.default_memory_pool().max_memory())"
-    )
-    # Arrow's most memory is a process's
-    command = [sys.executable, "-c", code, tmp_path / "harmless.parquet", path]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    harmless, error, hostile = lines
-    assert "the pages of column value unpack from" in error
-    assert int(hostile) < 3 * int(harmless)
-
-
-def test_pages_of_each_compression_are_read(tmp_path):
-    path = tmp_path / "rows.parquet"
-    for compression, version in product(("zstd", "gzip", "brotli", "lz4"), ("1.0", "2.0")):
-        options = {"compression": compression, "data_page_version": version, "data_page_size": 5000}
-        parquet(path, [f"{number}" * 9 for number in range(3000)], **options)
-        assert count(source(path)) == 3000
 
 
 def test_a_footer_that_contradicts_itself_ends_no_process(tmp_path):
@@ -486,17 +358,3 @@ def test_whatever_a_file_of_parquet_says_of_itself_it_gives_rows_or_an_error(tmp
             write_footer(path, good[:4] + data, about)
         read += rows_or_error(lambda: source(path))
     assert read
-
-
-@pytest.mark.fuzz
-@pytest.mark.timeout(1800)
-def test_whatever_the_log_of_a_delta_table_says_it_gives_rows_or_an_error(table, tmp_path):
-    chance = Random(33)
-    [commit] = (table / "_delta_log").glob("*.json")
-    good = commit.read_bytes()
-    read = 0
-    for _ in range(2 * DAMAGED):
-        commit.write_bytes(damaged(chance, good))
-        read += rows_or_error(lambda: delta(table))
-    assert read
-    shutil.rmtree(table)

@@ -38,7 +38,7 @@ def kind(request):
 @pytest.fixture
 def made(kind, tmp_path):
     """Makes a source of rows."""
-    spool = Spool(tmp_path, b"task", limit=1 << 30, reuse=False, log=logging.getLogger())
+    spool = Spool(str(tmp_path), b"task", reuse=False, check_count=lambda count: None, log=logging.getLogger())
 
     def make(rows):
         if kind == "list":

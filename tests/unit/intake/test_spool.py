@@ -6,13 +6,12 @@ import logging
 import tempfile
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from pathlib import Path
 from uuid import UUID
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_delayed.intake import produced
+from airflow_delayed.intake import spool
 from airflow_delayed.intake.columns import ColumnRules, RowRules
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import ListSource
@@ -65,10 +64,10 @@ def read(found, wanted, rules):
 
 def spooled(rows, wanted):
     with tempfile.TemporaryDirectory() as folder:
-        spool = Spool(Path(folder), b"task", limit=10**9, reuse=False, log=logging.getLogger())
-        found = SpooledSource("messages", b"", lambda _: rows, spool)
+        made = Spool(folder, b"task", reuse=False, check_count=lambda count: None, log=logging.getLogger())
+        found = SpooledSource("messages", b"", lambda _: rows, made)
         yield from found.batches(wanted)
-        spool.delete()
+        made.delete()
 
 
 class Spooled:
@@ -100,7 +99,7 @@ def test_the_same_messages_and_problems_as_of_a_list(rows, keyed, fill):
 
 
 def test_rows_of_many_kinds_in_several_batches_keep_their_order_and_numbers(monkeypatch):
-    monkeypatch.setattr(produced, "BATCH_ROWS", 7)
+    monkeypatch.setattr(spool, "BATCH_ROWS", 7)
     kinds = ["text", b"bytes", {"json": 1}]
     rows = [
         {
