@@ -59,7 +59,7 @@ TEST_DOORS = {
     "cli": "*",
     "decorators": "*",
     "hooks": "*",
-    "notifications": "callback_run listener missed_run notifiers store_calls",
+    "notifications": "notifiers",
     "operators": "change custom_dispatch dispatch pause send spark spark_connections topology",
     "rabbitmq": "levels publisher topology transport",
     "sensors": "*",

@@ -144,11 +144,6 @@ def page_home_card() -> bool:
     return _switch("page_home_card")
 
 
-def listener() -> bool:
-    """Return whether notifiers hear of states that a person sets, and of callbacks that were lost."""
-    return _switch("listener")
-
-
 def canaries() -> bool:
     """Return whether a dispatcher that stays measures how late each RabbitMQ delivers."""
     return _switch("canaries")

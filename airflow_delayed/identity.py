@@ -27,8 +27,8 @@ from airflow_delayed.errors import InvalidMessage, NaiveTime
 from airflow_delayed.fields import FIELD_NAMES, FIELDS
 from airflow_delayed.message import UTC, DelayedMessage, check_text, microseconds, parse_moment
 
-#: How the tags of messages of DelayedNotifier and MissedRunNotifier begin.
-NOTIFIER, MISSED_RUN = "notifier:", "missed-run:"
+#: How the tags of DelayedNotifier's messages begin.
+NOTIFIER = "notifier:"
 
 _CONTENT = b"delayed content1"
 _KEY = b"delayed key 1"

@@ -103,17 +103,6 @@ def count_sent(conn_id: str, store_conn_id: str | None, sent: int, stored: int) 
     _count({"stored": stored}, {"conn_id": conn_id, "store_conn_id": str(store_conn_id)})
 
 
-def count_dropped(store_conn_id: str) -> None:
-    """Count a callback of a notifier that did nothing, because the store did not answer."""
-    begin_outside_tasks()
-    _count({"notifier_dropped": 1}, {"store_conn_id": store_conn_id})
-
-
-def count_listener_dropped() -> None:
-    """Count a change of a state that the listener gave up, after :func:`begin_outside_tasks`."""
-    _count({"listener_dropped": 1}, {})
-
-
 def count_outcomes(store_conn_id: str) -> Callable[[str, BatchOutcome], None]:
     """Return a function that counts each settled batch of a dispatcher, with the lateness of its latest message."""
 

@@ -95,7 +95,6 @@ def get_provider_info() -> dict[str, Any]:
         "notifications": [
             "airflow_delayed.notifications.notifiers.DelayedNotifier",
             "airflow_delayed.notifications.notifiers.DelayedCancelNotifier",
-            "airflow_delayed.notifications.missed_run.MissedRunNotifier",
         ],
         "plugins": [{"name": "delayed_deliveries", "plugin-class": "airflow_delayed.ui.plugin.DelayedPlugin"}],
         "extra-links": ["airflow_delayed.links.StoredMessagesLink", "airflow_delayed.links.DeliveriesLink"],
@@ -179,13 +178,6 @@ def get_provider_info() -> dict[str, Any]:
                     "sqlite_on_shared_disk": _option(
                         "Whether all of Airflow's processes see the file of a store in SQLite, although the executor's"
                         " workers may run on several machines. Without it such a store is an error.",
-                        "boolean",
-                        default="False",
-                        example="True",
-                    ),
-                    "listener": _option(
-                        "Whether a listener lets a DAG's notifiers hear of states that a person sets, and of callbacks"
-                        " that were lost. Scheduler, API server and DAG processor need the same value.",
                         "boolean",
                         default="False",
                         example="True",

@@ -1,4 +1,4 @@
-"""Calls somebody when a run is still red after half an hour: its failure stores a message, its success takes it back.
+"""Calls somebody when a run is still red after half an hour: its failure stores a message, its success cancels it.
 
 Connection: `delayed_store` (sqlite, postgres, mysql); no broker.
 
@@ -29,9 +29,8 @@ with DAG(
     doc_md=__doc__,
     tags=TAGS,
     params={"failures": Param(1, type="integer", description="so many tries fail, counted over clears")},
-    # each run is red by itself: no other run's success takes its message back
-    on_failure_callback=DelayedNotifier(conn_id=DB, store_conn_id=DB, destination=QUEUE, delay=AFTER, per="run"),
-    on_success_callback=DelayedCancelNotifier(store_conn_id=DB, per="run"),
+    on_failure_callback=DelayedNotifier(conn_id=DB, store_conn_id=DB, destination=QUEUE, delay=AFTER),
+    on_success_callback=DelayedCancelNotifier(store_conn_id=DB),
 ):
 
     @task

@@ -310,38 +310,6 @@ def _rate(text: str) -> tuple[str, float | None]:
         ) from None
 
 
-@suppress_logs_and_warning
-def arm_(args: Namespace) -> None:
-    """``airflow delayed arm``."""
-    from airflow.models.dag import DagModel
-    from airflow.utils.cli import get_bagged_dag
-
-    from airflow_delayed.notifications.dag_notifiers import notifiers_of
-    from airflow_delayed.notifications.missed_run import MissedRunNotifier
-
-    with expected_errors():
-        model = DagModel.get_dagmodel(args.dag_id)
-        if model is None:
-            raise SystemExit(f"Airflow's database has no DAG {args.dag_id!r}: has the DAG processor read its file?")
-        dag = get_bagged_dag([model.bundle_name], args.dag_id)
-        found = [one for _, _, one in notifiers_of(dag) if isinstance(one, MissedRunNotifier)]
-        if not found:
-            raise SystemExit(f"DAG {args.dag_id!r} has no MissedRunNotifier as its on_success_callback.")
-        armed = [one.arm_first(dag, model.next_dagrun_create_after, args.key) for one in found]
-    names = ("outcome", "message_id", "due_at")
-    show([{"dag_id": args.dag_id, **dict(zip(names, one, strict=True))} for one in armed], args.output)
-    if model.is_paused:
-        print(
-            f"DAG {args.dag_id!r} is paused: its message is delivered unless it is unpaused and ends well by then",
-            file=sys.stderr,
-        )
-    for conn_id in dict.fromkeys(str(one.store_conn_id) for one in found):
-        with closing(DelayedStoreHook(conn_id)) as store:
-            for finding in store.health():
-                if finding.code == "no-service":
-                    print(finding, file=sys.stderr)
-
-
 @contextmanager
 def store_of(args: Namespace) -> Iterator[DelayedStoreHook]:
     """Yield the store's hook; an error ends the command with a line of text."""

@@ -148,8 +148,6 @@ _ON_UNPAUSE = _arg(
     choices=("spread", "at_once", "drop"),
 )
 _SPREAD = _arg("--spread", "Within so many seconds, or so long, they are sent (default: PT10M)")
-_DAG_ID = _arg("dag_id", "The DAG")
-_KEY = _arg("--key", "In place of the notifier's own key, which a run's params may make")
 _INSTALLED = _arg("--conn-id", "The connection: of a SQL database for a store, of RabbitMQ, or of AWS for SQS")
 _QUEUE = _several("--queue", "A destination to make if it is missing, in a store a queue table; also several")
 _OWN_TABLE = _arg("--table", "The name of a store's table (default: delayed_messages)")
@@ -280,13 +278,6 @@ def get_delayed_commands() -> list[CLICommand]:
                     "A dispatcher of another environment (option of section delayed) takes no message from it. Give a"
                     " copy the name of its own environment when what waits in it may be delivered from there. It counts"
                     " what waits and asks, unless --yes is given.",
-                ),
-                _command(
-                    "arm",
-                    "Let the message wait that a MissedRunNotifier has about a DAG's next run",
-                    (_DAG_ID, _KEY, *_SHOWN),
-                    "It is delivered unless a run ends well in time; each good end lets the next one wait. Run it once"
-                    " for a new DAG, and after a message was cancelled or a schedule changed.",
                 ),
                 _command(
                     "install",

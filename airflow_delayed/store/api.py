@@ -35,7 +35,6 @@ from airflow_delayed.store import (
     audit,
     counts,
     enqueue,
-    escalations,
     history,
     jobs,
     overview,
@@ -60,6 +59,7 @@ from airflow_delayed.store.changes import (
     Restore,
     Retry,
     Withdraw,
+    cancel_or_remember,
 )
 from airflow_delayed.store.counts import DispatcherSeen, Progress, StoreCounts
 from airflow_delayed.store.database import Dialect
@@ -76,7 +76,6 @@ from airflow_delayed.store.engine import (
     prepare,
     retried,
 )
-from airflow_delayed.store.escalations import ArmOutcome, Escalation, RunAttempt, RunFailure, RunFailures, TakenBack
 from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, filter_of, take_left
 from airflow_delayed.store.forecast import Forecast, forecasts
 from airflow_delayed.store.health import NAMES_HOSTS, StoreCondition, condition
@@ -123,11 +122,9 @@ __all__ = [
     "MAX_COUNTED",
     "NAMES_HOSTS",
     "REASONS",
-    "ArmOutcome",
     "AuditRecord",
     "DeliveredMessage",
     "DispatcherSeen",
-    "Escalation",
     "FailureGroup",
     "Forecast",
     "Job",
@@ -139,14 +136,10 @@ __all__ = [
     "PauseArgs",
     "PauseReport",
     "Progress",
-    "RunAttempt",
-    "RunFailure",
-    "RunFailures",
     "SearchMatch",
     "Store",
     "StoreCondition",
     "StoreCounts",
-    "TakenBack",
     "Timeline",
     "TooManyJobs",
     "UnpauseReport",
@@ -386,7 +379,7 @@ class Store(DelayStore):
         """Remove what :attr:`origin` has stored since a time, as if it had never been stored; its ids are forgotten.
 
         So the task can store the same messages again, which it cannot after a cancel. Messages that are being
-        dispatched stay, and messages of another run that were replaced since, and escalations of notifiers. Nothing
+        dispatched stay, and messages of another run that were replaced since, and messages of notifiers. Nothing
         brings back what was removed.
 
         :param since: aware; by :meth:`now`.
@@ -466,14 +459,6 @@ class Store(DelayStore):
         """
         with self._ready():
             return read_content(self.engine, self.tables, message_id, body_limit=body_limit)
-
-    def dispatched_since(self, beginning: str, since: datetime) -> Sequence[str]:
-        """Return the remembered ids that begin with a text and were dispatched at a time or later; at most 1000.
-
-        :param since: aware.
-        """
-        with self._ready():
-            return queries.dispatched_since(self.engine, self.tables, beginning, utc("since", since))
 
     def search(self, text: str) -> Sequence[SearchMatch]:
         """Return up to five ids, tags, destinations and DAGs each that begin with a text, an exact one first.
@@ -639,7 +624,7 @@ class Store(DelayStore):
 
         Nothing if all is well. The codes are ``no-dispatcher``, ``dispatcher-fails``, ``connection-fails``,
         ``destination-refuses``, ``destination-missing``, ``canary``, ``lease-too-short``, ``overdue``, ``throttled``,
-        ``failed``, ``no-service``, ``paused``, ``pause-ends``, ``environment``, ``store-ahead`` and
+        ``failed``, ``paused``, ``pause-ends``, ``environment``, ``store-ahead`` and
         ``clock-difference``.
 
         :raises TopologyError: a table is missing.
@@ -699,12 +684,6 @@ class Store(DelayStore):
             self._check_version()
             return report.staying(connection, self.tables, database_time(connection), but="")
 
-    def is_served(self, deliver_conn_id: str) -> bool:
-        """Return whether a dispatcher was at work for a connection within about a day."""
-        own = None if deliver_conn_id == self.conn_id else deliver_conn_id
-        with self._reading() as connection:
-            return report.last_seen(connection, self.tables, own) is not None
-
     # changes
 
     def cancel(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
@@ -722,6 +701,21 @@ class Store(DelayStore):
         :raises ValueError: neither ids nor a criterion is given, or both.
         """
         return self._change(Cancel(self.cancel_grace()), ids, **options)
+
+    def cancel_or_remember(self, ids: Sequence[str], *, actor: str) -> Mapping[str, Outcome]:
+        """Cancel messages, and remember the ids that the store does not know, so that a later send stores nothing.
+
+        It is for notifiers, where a success may be heard before the failure that it ends. All in one transaction; a
+        message that is being dispatched is waited for as by :meth:`cancel`, in case its dispatcher cannot deliver it.
+
+        :return: the outcome by id; ABSENT: it was unknown, and is remembered.
+        """
+        change = Cancel(self.cancel_grace())
+        with self._ready():
+            work = partial(cancel_or_remember, tables=self.tables, ids=ids, change=change, who=actor)
+            outcomes = retried(self.engine, work)
+        in_flight = [one for one, outcome in outcomes.items() if outcome is Outcome.IN_FLIGHT]
+        return {**outcomes, **self.cancel(in_flight, actor=actor)} if in_flight else outcomes
 
     def restore(
         self, ids: Iterable[str] | Unset = UNSET, *, overdue_ok: bool = False, **options: Unpack[ChangeArgs]
@@ -1088,47 +1082,6 @@ class Store(DelayStore):
                 with self._reading() as connection:
                     check_environment(connection, self.tables, self.conn_id, here)
             return made
-
-    # escalations
-
-    def arm(
-        self, escalation: Escalation, *, deliver_conn_id: str, origin: Origin | None = None
-    ) -> tuple[ArmOutcome, str]:
-        """Store the message for a failure, unless a success has ended the failure or a message waits already.
-
-        A message of the same notifier that waits stands for this failure too, and keeps its due time. A message
-        that a dispatcher has taken, or that is past due, does not.
-
-        :param deliver_conn_id: the connection that delivers; the store's own stands for its queue tables.
-        :param origin: the run.
-        :return: the id of the message beside the outcome.
-        :raises LimitExceeded: the message does not fit into the table.
-        :raises TopologyError: the table is missing.
-        """
-        own = None if deliver_conn_id == self.conn_id else deliver_conn_id
-        if own is None:
-            check_queue_name(escalation.message.destination)
-        with self._ready():
-            run = None
-            if origin is not None:
-                run = retried(self.engine, lambda connection: runs.register(connection, self.tables, origin))
-            return retried(
-                self.engine,
-                partial(escalations.arm, tables=self.tables, wanted=escalation, deliver_conn_id=own, run=run),
-            )
-
-    def take_back(self, success: RunAttempt, *, actor: str) -> TakenBack:
-        """Remember a success, and cancel the messages all of whose failures it ends.
-
-        A later :meth:`arm` of a failure that it ends stores nothing. The audit has a row if there was a message.
-
-        :raises TopologyError: the table is missing.
-        """
-        work = partial(
-            escalations.take_back, tables=self.tables, success=success, change=Cancel(self.cancel_grace()), actor=actor
-        )
-        with self._ready():
-            return retried(self.engine, work)
 
     # queue tables
 

@@ -246,19 +246,18 @@ class BulkChanges:
             found.count(Outcome.FORGOTTEN, many) if many else None
             return
 
-        def work(connection: Connection) -> tuple[int, int, int]:
+        def work(connection: Connection) -> tuple[int, int]:
             now = self._database_time(connection)
-            marks = remembered_ids.forget_old_marks(connection, self._tables, before, now)
             gone = remembered_ids.forget_old_ids(connection, self._tables, before, now)
             counts = {**found.counts, Outcome.FORGOTTEN: found.counts.get(Outcome.FORGOTTEN, 0) + gone}
-            return max(marks, gone), gone, entry.write(connection, self._tables, counts, now)
+            return gone, entry.write(connection, self._tables, counts, now)
 
         while True:
-            seen, gone, seq = self._changing(work)
+            gone, seq = self._changing(work)
             entry.written(seq)
             if gone:
                 found.count(Outcome.FORGOTTEN, gone)
-            if seen < IDS:
+            if gone < IDS:
                 return
 
     def _run(

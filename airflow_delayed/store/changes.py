@@ -7,6 +7,7 @@ A decision is a pure function. :class:`airflow_delayed.store.bulk_changes.BulkCh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -37,9 +38,12 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from airflow_delayed.errors import WrongState
 from airflow_delayed.identity import NOTIFIER
+from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store import bulk, cancelled, notify, remembered_ids
+from airflow_delayed.store.audit import AuditEntry, of_ids
 from airflow_delayed.store.database import slices
-from airflow_delayed.store.dialects import dialect_of
+from airflow_delayed.store.dialects import database_time, dialect_of
+from airflow_delayed.store.engine import Overtaken
 from airflow_delayed.store.filters import (
     BOTH,
     CANCELLED,
@@ -54,7 +58,7 @@ from airflow_delayed.store.filters import (
     take_left,
 )
 from airflow_delayed.store.outcomes import Outcome
-from airflow_delayed.store.records import remove_rows
+from airflow_delayed.store.records import insert_new_rows, remove_rows, to_row
 from airflow_delayed.store.schema import Tables, Where
 
 #: The columns that a change reads.
@@ -524,6 +528,35 @@ def _remove(connection: Connection, tables: Tables, gone: Sequence[Location]) ->
     for where in BOTH:
         table = tables.of(where)
         remove_rows(connection, table, [found.message_id for found in gone if found.where == where])
+
+
+def cancel_or_remember(
+    connection: Connection, *, tables: Tables, ids: Sequence[str], change: Cancel, who: str
+) -> dict[str, Outcome]:
+    """Cancel messages; remember the ids that the store does not know, as those of erased messages.
+
+    Each unknown id has a row meanwhile, so that a send of it waits for the end of this transaction. The audit has a row
+    if a message was cancelled.
+
+    :return: the outcome by id; ABSENT: it was unknown.
+    :raises Overtaken: another transaction has changed one of them at this moment; roll back, and repeat.
+    """
+    now = database_time(connection)
+    rows = [to_row(DelayedMessage(destination="-", body=b"", due_at=now, message_id=one), None) for one in sorted(ids)]
+    inserted = insert_new_rows(connection, tables.messages, [{**row, "StoredAt": now} for row in rows])
+    remove_rows(connection, tables.messages, sorted(inserted))
+    located = locate(connection, tables, ids, now, MessageFilter(), lock=True)
+    decided = [(one, Outcome.IN_FLIGHT if one.leased else change.decide(one, now)) for one in located]
+    unknown = [one.message_id for one, outcome in decided if outcome is Outcome.ABSENT]
+    if gone := [one for one in unknown if one not in inserted]:
+        raise Overtaken(", ".join(gone))
+    change.apply(connection, tables, decided, now)
+    blank = dict.fromkeys(remembered_ids.RECORDED)
+    _record(connection, tables, [{**blank, "Id": one} for one in unknown], Outcome.ERASED, now)
+    if _changed(decided):
+        counts = Counter(outcome for _, outcome in decided)
+        AuditEntry(who, change.action, of_ids(sorted(ids))).write(connection, tables, counts, now)
+    return {one.message_id: outcome for one, outcome in decided}
 
 
 def locate(

@@ -31,7 +31,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from airflow_delayed.identity import MISSED_RUN, NOTIFIER
+from airflow_delayed.identity import NOTIFIER
 from airflow_delayed.store import pauses
 from airflow_delayed.store.database import TimeUnit, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
@@ -226,8 +226,8 @@ def _conditions(
     matching = wanted.stable_conditions(tables, table)
     if wanted.sent_by is not None and wanted.tag is None:
         # what notifiers store about a run is no message that its tasks sent
-        tag, theirs = table.c.Tag, (table.c.Tag.startswith(name, autoescape=True) for name in (NOTIFIER, MISSED_RUN))
-        matching.append(or_(tag.is_(None), not_(or_(*theirs))))
+        tag = table.c.Tag
+        matching.append(or_(tag.is_(None), not_(tag.startswith(NOTIFIER, autoescape=True))))
     return matching if ids is None else [*matching, table.c.Id.in_(ids)]
 
 

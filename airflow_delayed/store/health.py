@@ -9,12 +9,11 @@ from itertools import pairwise
 from shlex import quote
 
 from sqlalchemy import Connection as SqlConnection
-from sqlalchemy import and_, case, func, select
+from sqlalchemy import case, func, select
 
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.diagnosis import clock_difference
 from airflow_delayed.errors import some
-from airflow_delayed.identity import MISSED_RUN
 from airflow_delayed.message import utcnow
 from airflow_delayed.store import pauses, rates
 from airflow_delayed.store.counts import DispatcherSeen, dispatchers
@@ -86,7 +85,6 @@ def condition(
         environment_difference(connection, tables, conn_id, environment),
         version_difference(connection, tables, conn_id),
     )
-    watched = _missed_runs(connection, tables)
     late_by_destination = lateness(connection, tables, conn_id, late, now)
     seen = dispatchers(connection, tables)
     findings = [
@@ -94,7 +92,6 @@ def condition(
         *pauses.findings(conn_id, paused, now),
         *_of_dispatchers(conn_id, seen),
         *_not_coming(conn_id, waiting.keys() - {one.deliver_conn_id for one in late}, waiting, seen, now),
-        *_without_service(conn_id, watched, seen),
         *_of_failed(conn_id, failed),
         *(one for one in recorded if one is not None),
         *clock_difference(conn_id, asked, now, answered),
@@ -458,38 +455,6 @@ def _of_environment(findings: Sequence[Finding]) -> list[Finding]:
         since=min((one.since for one in waiting if one.since), default=None),
     )
     return [merged, *(one for one in findings if one is not other and one not in waiting)]
-
-
-def _missed_runs(connection: SqlConnection, tables: Tables) -> dict[str | None, list[str]]:
-    """Return the tags of messages about missed runs by the connection that delivers them; None: a queue table."""
-    table = tables.messages
-    # as a range, which an index serves whatever the database's collation is
-    of_missed_runs = and_(table.c.Tag >= MISSED_RUN, table.c.Tag < MISSED_RUN[:-1] + chr(ord(MISSED_RUN[-1]) + 1))
-    found = select(table.c.DeliverConnId, table.c.Tag).where(of_missed_runs).distinct().limit(_MOST)
-    watched: dict[str | None, list[str]] = {}
-    for row in connection.execute(found):
-        watched.setdefault(row.DeliverConnId, []).append(row.Tag)
-    return watched
-
-
-def _without_service(
-    conn_id: str, watched: Mapping[str | None, Sequence[str]], seen: Sequence[DispatcherSeen]
-) -> Iterator[Finding]:
-    """Report messages about missed runs that only a task of Airflow would dispatch, which may be what is missed."""
-    services = [one for one in seen if one.dag_id is None and one.at_work]
-    for name, tags in watched.items():
-        if any(name in one.conn_ids for one in services):
-            continue
-        delivers = conn_id if name is None else name
-        yield Finding(
-            state=State.BLOCKED,
-            resource=f"messages of store {conn_id!r} about missed runs, for connection {delivers!r}",
-            found=f"no dispatcher outside Airflow's tasks is at work for {some(sorted(tags), separator=', ')}; if"
-            " Airflow stands still, nobody hears that their runs are missed",
-            code="no-service",
-            remedy=f"run as a service: airflow delayed dispatcher --store-conn-id {quote(conn_id)} --deliver-conn-ids"
-            f" {quote(delivers)}",
-        )
 
 
 def _failed(connection: SqlConnection, tables: Tables) -> dict[tuple[str, bool], int]:

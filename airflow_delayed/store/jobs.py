@@ -185,7 +185,7 @@ def begin(connection: Connection, tables: Tables, entry: JobEntry, *, conn_id: s
     """
     jobs, now = tables.jobs, database_time(connection)
     # of several transactions that would begin a job, each counts the jobs that the transaction before has begun
-    remembered_ids.lock_marks(connection, tables, [_BEGINNING], now)
+    remembered_ids.lock_mark(connection, tables, _BEGINNING, now)
     if at_once is not None:
         at_work = [jobs.c.EndedAt.is_(None), jobs.c.SeenAt >= now - JOB_SILENT]
         many = connection.execute(select(func.count()).select_from(jobs).where(*at_work)).scalar_one()

@@ -429,7 +429,7 @@ def begin(
         )
         if dry_run:
             return pause
-        remembered_ids.lock_marks(connection, tables, [_CHANGING], now)
+        remembered_ids.lock_mark(connection, tables, _CHANGING, now)
         there = read(connection, tables)
         gone = [one.seq for one in there if one.wanted == wanted or one.is_over(now)]
         if len(there) - len(gone) >= MOST_PAUSES:
@@ -466,7 +466,7 @@ def end(
     def work(connection: Connection) -> Pause | None:
         now = database_time(connection)
         if not dry_run:
-            remembered_ids.lock_marks(connection, tables, [_CHANGING], now)
+            remembered_ids.lock_mark(connection, tables, _CHANGING, now)
         same = [one for one in read(connection, tables) if one.wanted == wanted and not one.is_over(now)]
         if not same:
             return None

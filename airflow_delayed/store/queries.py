@@ -180,22 +180,6 @@ def get(
     return None
 
 
-def dispatched_since(engine: Engine, tables: Tables, beginning: str, since: datetime) -> list[str]:
-    """Return the remembered ids that begin with a text and were dispatched at a time or later; at most a page.
-
-    :param beginning: printable ASCII, as ids are.
-    """
-    remembered, waiting = tables.past, tables.messages
-    in_flight = exists().where(waiting.c.Id == remembered.c.Id)
-    # a range, for which each database uses the primary key; no character of an id comes after the tilde
-    begins = and_(remembered.c.Id >= beginning, remembered.c.Id < beginning + "\x7f")
-    wanted = select(remembered.c.Id).where(
-        begins, remembered.c.Outcome.in_(SENT), remembered.c.At >= since, not_(in_flight)
-    )
-    with dialect_of(engine).read_only(engine) as connection:
-        return list(connection.execute(wanted.order_by(remembered.c.Id).limit(PAGE)).scalars())
-
-
 def last_delivered(engine: Engine, tables: Tables) -> DeliveredMessage | None:
     """Return the message that was delivered last.
 

@@ -1,6 +1,6 @@
 """Remembered ids and leases: the table ``_past``. A lease says which dispatcher has claimed a message, until when.
 
-The rows before :data:`FIRST_ID` are marks, such as those of escalations, and no ids of messages: who reads, counts or
+The rows before :data:`FIRST_ID` are marks, which a transaction locks, and no ids of messages: who reads, counts or
 forgets ids leaves them out.
 
 Each function works within the caller's transaction. A caller that delivers or changes a message locks its row first
@@ -22,7 +22,6 @@ from sqlalchemy.sql.dml import ReturningInsert
 from airflow_delayed.store import cancelled
 from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import dialect_of
-from airflow_delayed.store.engine import Overtaken
 from airflow_delayed.store.records import insert_new_rows, remove_rows
 from airflow_delayed.store.schema import Tables
 
@@ -33,8 +32,8 @@ DEAD_LETTERED = "dead-lettered"
 #: The values of a message that a dispatcher or a sender has sent.
 SENT = (DISPATCHED, DEAD_LETTERED)
 
-#: The value of the column Outcome for a mark (:mod:`airflow_delayed.store.escalations`, and a lock of
-#: :mod:`airflow_delayed.store.jobs`), which is no message's row.
+#: The value of the column Outcome for a mark (of :mod:`airflow_delayed.store.jobs` and
+#: :mod:`airflow_delayed.store.pauses`), which is no message's row.
 MARK = "mark"
 #: The ids of marks begin with it, and come before all ids of messages, which have no blank.
 MARK_BEGINS = " "
@@ -253,43 +252,9 @@ def forget_old_ids(connection: Connection, tables: Tables, before: datetime, now
     return len(ids)
 
 
-def forget_old_marks(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
-    """Delete up to 1000 marks that are as old as the ids that are forgotten; return how many."""
+def lock_mark(connection: Connection, tables: Tables, name: str, now: datetime) -> None:
+    """Insert a mark where it is missing, and lock it; another transaction that locks it waits for the end of this."""
     past = tables.past
-    # not locked: on MySQL that would lock all marks, and so hold up callbacks
-    old = select(past.c.Id).where(past.c.Id < FIRST_ID, past.c.At < before).limit(IDS)
-    names = sorted(connection.execute(old).scalars())
-    if names:
-        connection.execute(dialect_of(connection).delete_rows(past.c.Id, names).where(past.c.At < before))
-    return len(names)
-
-
-def insert_marks(connection: Connection, tables: Tables, names: Sequence[str], now: datetime) -> None:
-    """Insert marks where they are missing."""
-    insert_new_rows(connection, tables.past, [{"Id": name, "Outcome": MARK, "At": now} for name in sorted(names)])
-
-
-def marks(
-    connection: Connection, tables: Tables, names: Sequence[str], *, lock: bool = False
-) -> dict[str, datetime | None]:
-    """Return the column Time of marks that are there."""
-    past, dialect = tables.past, dialect_of(connection)
-    statement = select(past.c.Id, past.c.Time).where(past.c.Id.in_(names)).order_by(past.c.Id)
-    if lock:
-        statement = dialect.by_key(statement.with_for_update(), past)
-    return {row.Id: row.Time for row in connection.execute(statement)}
-
-
-def lock_marks(
-    connection: Connection, tables: Tables, names: Sequence[str], now: datetime
-) -> Sequence[datetime | None]:
-    """Insert marks where they are missing, wait for other transactions that have them locked, and lock them.
-
-    :return: the column Time of each.
-    :raises Overtaken: a dispatcher has just forgotten one.
-    """
-    insert_marks(connection, tables, names, now)
-    found = marks(connection, tables, names, lock=True)
-    if len(found) < len(names):
-        raise Overtaken("a dispatcher forgets a mark")
-    return [found[name] for name in names]
+    insert_new_rows(connection, past, [{"Id": name, "Outcome": MARK, "At": now}])
+    mark = select(past.c.Id).where(past.c.Id == name).with_for_update()
+    connection.execute(dialect_of(connection).by_key(mark, past))

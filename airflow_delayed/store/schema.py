@@ -27,8 +27,8 @@ The names of the other tables begin with the name of the table of messages:
   While the message is in its table, the row is the lease: which dispatcher, until when. Afterwards the row means that
   the message was dispatched, by its Outcome to its destination or, given up, to the error destination. So a claim
   writes to no message. Ids of cancelled, purged and erased messages stay here. Tag, Run and DeliverConnId are those of
-  the message, to find it when it has left the store. Rows whose Id begins with a blank are marks, and no messages: what
-  has succeeded, see :mod:`airflow_delayed.store.escalations`.
+  the message, to find it when it has left the store. Rows whose Id begins with a blank are marks, which a transaction
+  locks, and no messages.
 - ``_failed``: messages that were given up or expired, with all their content, until they are retried or purged.
 - ``_cancelled``: cancelled messages with all their content, for as long as the cancel can be taken back: up to Until.
   Reason and FailedAt are those of a message that had failed; null: it waited. Dispatchers, and the next cancel or

@@ -65,16 +65,6 @@ def cards() -> list[dict[str, Any]]:
     return [{**card, "url_route": f"{ROUTE}-home"}]
 
 
-def state_listeners() -> list[Any]:
-    """Return the listener of states of runs and tasks, if it is wanted."""
-    if not config.listener():
-        return []
-    from airflow_delayed.notifications.listener import listeners
-
-    # the list itself, for a process that parses DAGs empties it
-    return listeners
-
-
 def _top() -> str:
     # Airflow mounts apps below the path of its own address
     return f"{base_path(conf.get('api', 'base_url', fallback=''))}/{ROUTE}/"
@@ -137,4 +127,3 @@ class DelayedPlugin(AirflowPlugin):
     fastapi_apps = [{"app": LazyApp(), "url_prefix": f"/{ROUTE}", "name": NAME}]
     external_views = views()
     react_apps = cards()
-    listeners = state_listeners()

@@ -15,7 +15,7 @@ from support.stores import store_fixture  # noqa: F401
 from support.virtual_hosts import VirtualHosts
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
-from airflow_delayed.notifications import store_calls
+from airflow_delayed.notifications import notifiers
 from services import rabbitmq
 
 
@@ -36,7 +36,7 @@ def idle_virtual_hosts() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def patient_notifiers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let notifiers wait for a store as long as a busy machine may need."""
-    monkeypatch.setattr(store_calls, "CALL_SECONDS", float(PATIENCE))
+    monkeypatch.setattr(notifiers, "CALL_SECONDS", float(PATIENCE))
 
 
 @pytest.fixture

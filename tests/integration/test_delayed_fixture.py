@@ -161,9 +161,8 @@ def test_what_only_an_airflow_knows_is_an_error_that_says_so(delayed):
         delayed.run(dag.get_task("mapped"))
 
 
-@pytest.mark.parametrize("per", ["run", "dag"])
-def test_an_escalation_arrives_or_is_taken_back(delayed, per):
-    arguments = {"store_conn_id": "store", "per": per}
+def test_an_escalation_arrives_or_is_taken_back(delayed):
+    arguments = {"store_conn_id": "store"}
     red = DelayedNotifier(conn_id="broker", destination="desk", delay=HOUR, **arguments)
     green = [DelayedCancelNotifier(**arguments)]
     with DAG("etl", schedule=None, on_failure_callback=red, on_success_callback=green) as dag:

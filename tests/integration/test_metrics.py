@@ -291,8 +291,6 @@ def test_a_sensor_tells_what_it_sent_on(server: Statsd):
 def test_the_docs_name_every_metric(store: Store, server: Statsd):
     store.installed().gauges()
     metrics.count_sent("c", "s", 1, 1)
-    metrics.count_dropped("s")
-    metrics.count_listener_dropped()
     row = {"Id": "a", "Time": store.hook().now()}
     outcome = BatchOutcome([row], [row], [PlannedRetry(row, "", row["Time"])], [(row, "")], [row], at=row["Time"])
     metrics.count_outcomes("s")("c", outcome)

@@ -190,32 +190,3 @@ def test_the_destinations_of_what_waits_or_has_failed(store: Store):
     give_up(hook, "bad")
     mark_dispatched(hook, "done")
     assert hook.destinations() == {"broker": ["gone", "q0", "q1"], hook.conn_id: ["table"]}
-
-
-@pytest.mark.parametrize(
-    "dag_id, silent, ended, problem",
-    [
-        (None, -5, False, False),
-        ("dispatch", 5, False, True),  # a task, which is not there when Airflow stands still
-        (None, 16, False, True),
-        (None, 5, True, True),
-    ],
-)
-def test_a_message_about_a_missed_run_needs_a_service(store: Store, dag_id, silent, ended, problem):
-    hook = store.installed()
-    store.dispatcher(hook, Transport(), dag_id=dag_id).run()
-    set_heartbeat(store, hook, silent, ended=ended)
-    due = {"destination": "q", "body": b"x", "due_at": hook.now() + timedelta(hours=1)}
-    hook.send([DelayedMessage(**due, message_id="other", tag="missed-runs")])
-    assert "no-service" not in found(hook)
-    hook.send([DelayedMessage(**due, message_id="missed", tag="missed-run:etl")])
-    if not problem:
-        assert "no-service" not in found(hook)
-        return
-    finding = found(hook)["no-service"]
-    assert finding.severity == "error"
-    assert "missed-run:etl" in finding.what
-    command = f"airflow delayed dispatcher --store-conn-id {store.conn_id} --deliver-conn-ids broker"
-    assert command in str(finding.remedy)
-    hook.cancel("missed")
-    assert "no-service" not in found(hook)

@@ -13,7 +13,6 @@ from uuid import uuid4
 
 import pytest
 from support.commands import Command
-from support.etl import arm, take_back
 from support.stores import Store, Transport, message, run_sql
 
 from airflow_delayed.errors import DelayedError
@@ -200,14 +199,15 @@ def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
     assert editing.unpause(tag="t").pause is not None
 
 
-def test_a_sender_arms_and_an_editor_takes_back(world: SimpleNamespace):
+def test_a_sender_stores_what_an_editor_cancels_or_remembers(world: SimpleNamespace):
     world.before()
     world.store("installer").hook().install([])
     world.after()
     sending, editing = world.store("sender").hook(), world.store("editor").hook()
 
-    assert [arm(sending, PAST), arm(sending, PAST + HOUR)] == ["stored", "joined"]
-    assert [take_back(editing, PAST), take_back(editing, PAST + HOUR), arm(sending, PAST)] == [0, 1, "succeeded"]
+    assert sending.send([message("red", LATER)]).sent == 1
+    assert editing.cancel_or_remember(["red", "late"], actor="d") == {"red": "cancelled", "late": "absent"}
+    assert sending.send([message("late", LATER)]).duplicates == 1
 
 
 def test_a_sender_that_takes_out_what_it_stored_writes_the_audit_too(world: SimpleNamespace):

@@ -12,7 +12,6 @@ from support.stores import Store, Transport, message
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin
-from airflow_delayed.store.api import Escalation, RunAttempt, RunFailure
 
 pytestmark = pytest.mark.mariadb
 
@@ -85,14 +84,7 @@ def test_a_message_of_others_that_was_replaced_stays(store: Store, hook: Delayed
 
 def test_an_escalation_of_the_same_task_stays(hook: DelayedStoreHook):
     since = hook.now()
-    tag = "notifier:d/r"
-    armed = Escalation(
-        attempt=RunAttempt(name="d/r", run_id="r", tag=tag),
-        message=message("armed", LATER, tag=tag, headers={"a": "b"}),
-        failure=RunFailure(dag_id="d", run_id="r", task_id="send", failed_at=since),
-        beginning="armed",
-    )
-    assert hook.arm(armed, deliver_conn_id="broker", origin=OWN)[0] == "stored"
+    hook.send([message("armed", LATER, tag="notifier:d/r")])
     hook.send([message("own", LATER, tag="about notifier:d/r")])
     assert hook.withdraw(since).withdrawn == 1
     assert waiting(hook) == {"armed"}

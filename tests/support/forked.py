@@ -20,7 +20,6 @@ PATIENCE = 120
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
-        "support.arming",
         "support.consuming",
         "support.dispatching",
         "support.pausing",

@@ -198,9 +198,8 @@ def main(neighbour: str) -> None:
     importlib.import_module("airflow.providers_manager")
     importlib.import_module("airflow.sdk")
     importlib.import_module("airflow.sdk.providers_manager_runtime")
-    # by their entry points Airflow has asked for our metadata, and for our policy, which brings nothing along
-    policy = {"airflow_delayed.notifications", "airflow_delayed.notifications.dag_policy"}
-    if early := set(_ours(sys.modules)) - {"airflow_delayed", "airflow_delayed.provider_info", *policy}:
+    # by its entry point Airflow has asked for our metadata
+    if early := set(_ours(sys.modules)) - {"airflow_delayed", "airflow_delayed.provider_info"}:
         raise SystemExit(f"Airflow itself has imported what the questions are about: {early}")
     print(_LINE + json.dumps({name: _in_a_child(ask) for name, ask in questions(neighbour).items()}))
 

@@ -14,7 +14,6 @@ from xdist.scheduler import LoadScopeScheduling
 #: the demo comes late, for the live Airflow and Spark need all cores in the beginning.
 GROUPS = {
     "the live Airflow": ("tests/acceptance/",),
-    "another one, with two DAG processors": ("tests/acceptance/test_nights.py",),
     # idle levels cost the broker, so there are few virtual hosts of them
     "virtual hosts with delay levels": (
         "tests/integration/rabbitmq/",
@@ -46,12 +45,11 @@ GROUPS = {
         "tests/integration/test_docs_sqs.py",
         "tests/integration/test_docs_store.py",
         "tests/integration/test_docs_testing.py",
-        "tests/integration/notifications/test_escalation_example.py",
+        "tests/integration/test_escalation_example.py",
         "tests/integration/test_install_topology_dag.py",
         "tests/integration/test_links.py",
         "tests/integration/above_sql/test_messages_dispatched.py",
         "tests/integration/test_metrics.py",
-        "tests/integration/notifications/test_notifications.py",
         "tests/integration/test_openlineage.py",
         "tests/integration/test_row_sources.py",
         "tests/integration/test_sqs_long_delays_dag.py",

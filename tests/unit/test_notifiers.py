@@ -1,4 +1,4 @@
-"""DelayedNotifier and DelayedCancelNotifier without a store: their arguments, tags and ids."""
+"""DelayedNotifier and DelayedCancelNotifier without a store: their arguments and limits."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import re
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
-from uuid import UUID, uuid4
 
 import pytest
 
 from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.notifications.callback_run import CallbackRun, ids_of
-from airflow_delayed.notifications.notifiers import DelayedCancelNotifier, DelayedNotifier
+from airflow_delayed.fields import MAX_TAG
+from airflow_delayed.notifications import notifiers
+from airflow_delayed.notifications.notifiers import CallbackRun, DelayedCancelNotifier, DelayedNotifier
 
 END = datetime(2026, 5, 6, 7, tzinfo=timezone.utc)
+TO: dict[str, Any] = {"conn_id": "r", "store_conn_id": "db", "destination": "q", "delay": 1}
 
 
 @pytest.mark.parametrize("kind", [DelayedNotifier, DelayedCancelNotifier])
@@ -24,96 +25,51 @@ def test_without_a_store_it_says_what_it_needs(kind) -> None:
         ValueError, match=r"needs store_conn_id=, .*at once.*TopologyInstallOperator.*StoreDispatchOperator"
     ):
         kind(**more)
-    with pytest.raises(ValueError, match="per='week' is none of 'run', 'dag', 'task'"):
-        kind(**more, store_conn_id="db", per="week")
-
-
-def test_a_delay_that_cannot_be_is_an_error_when_the_dag_is_parsed() -> None:
-    for delay in (-1, "soon"):
-        with pytest.raises(InvalidMessage, match="delay: "):
-            DelayedNotifier(conn_id="r", store_conn_id="db", destination="q", delay=delay)
-    DelayedNotifier(conn_id="r", store_conn_id="db", destination="q", delay="{{ params.delay }}")
+    with pytest.raises(ValueError, match="per='dag' is none of 'run', 'task'"):
+        kind(**more, store_conn_id="db", per="dag")
+    with pytest.raises(InvalidMessage, match="key: must be text, and not empty"):
+        kind(**more, store_conn_id="db", key="")
 
 
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"destination": ""}, "destination= must be the name of a queue"),
-        ({"destination": "x" * 201}, "destination= has 201 characters; the store keeps up to 200"),
-        (
-            {"conn_id": "db", "destination": "x" * 64},
-            "destination= has 64 bytes; the name of a queue table has up to 63",
-        ),
-        ({"value": {"when": END}}, "value= cannot be written as JSON"),
-        ({"value": 3}, "value= must be text, bytes, or a list or dictionary"),
-        ({"value": {"when": END, "run": "{{ run_id }}"}}, "value= cannot be written as JSON"),
-        ({"headers": {"n": 3}}, "headers= the value of 'n' must be text, not int"),
-        ({"headers": ["n"]}, "headers= must be text by text, not list"),
-        ({"conn_id": ""}, "conn_id= must be the id of a connection"),
-        ({"key": ""}, "key='' must be text that is not empty"),
+        ({"delay": -1}, "delay: "),
+        ({"delay": "soon"}, "delay: "),
+        ({"destination": ""}, "destination: must be text, and not empty"),
+        ({"conn_id": ""}, "conn_id: must be text, and not empty"),
+        ({"value": {"when": END}}, "cannot be written as JSON"),
+        ({"value": 3}, "must be text, bytes, or a list or dictionary"),
+        ({"headers": {"n": 3}}, "the value of 'n' must be text, not int"),
+        ({"headers": ["n"]}, "must be text by text, not list"),
     ],
 )
 def test_a_literal_that_cannot_be_is_an_error_when_the_dag_is_parsed(wrong: dict[str, Any], text: str) -> None:
-    arguments = {"conn_id": "r", "store_conn_id": "db", "destination": "q", "delay": 1, **wrong}
-    with pytest.raises(ValueError, match=re.escape(text)):
-        DelayedNotifier(**arguments)
+    with pytest.raises(InvalidMessage, match=re.escape(text)):
+        DelayedNotifier(**{**TO, **wrong})
     # Airflow makes a deadline's after the deadline, where an error would lose the escalation
-    if "key" not in wrong:
-        DelayedNotifier(**arguments, context={"deadline": {}})
+    DelayedNotifier(**{**TO, **wrong}, context={"deadline": {}})
 
 
-def test_templates_are_not_checked_when_the_dag_is_parsed() -> None:
-    fields = ("conn_id", "destination", "value", "headers", "key")
-    for name in fields:
-        value = {"n": "{{ params.n }}"} if name == "headers" else "{{ params.n }}"
-        arguments = {"conn_id": "r", "store_conn_id": "db", "destination": "q", "delay": 1, name: value}
-        assert getattr(DelayedNotifier(**arguments), name) == value
+@pytest.mark.parametrize("name", ["conn_id", "destination", "delay", "value", "headers", "key"])
+def test_templates_are_not_checked_when_the_dag_is_parsed(name: str) -> None:
+    value = {"n": "{{ params.n }}"} if name in ("headers", "value") else "{{ params.n }}"
+    assert getattr(DelayedNotifier(**{**TO, name: value}), name) == value
 
 
-def run_of(**fields: Any) -> CallbackRun:
-    values: dict[str, Any] = {"dag_id": "etl", "run_id": "a", "start_date": None, "end_date": END, **fields}
-    return CallbackRun.of({"dag_run": SimpleNamespace(**values), "ti": fields.get("ti")})
+def test_a_callback_waits_ten_seconds() -> None:
+    assert notifiers.CALL_SECONDS == 10
 
 
-def test_a_failure_has_one_name_and_the_next_another() -> None:
-    assert run_of().failure == run_of().failure
-    later = run_of(end_date=END.replace(hour=8))
-    assert (later.failure != run_of().failure, later.failed_at.hour) == (True, 8)
-    first, second = (run_of(end_date=None, ti=SimpleNamespace(id=name, end_date=END)) for name in "xy")
-    assert (first.failure != second.failure, first.failed_at) == (True, END)
+def test_an_id_has_the_run_and_its_clears_and_a_tag_fits() -> None:
+    def of(run_id: str, clears: int = 0, **ti: Any) -> CallbackRun:
+        run = SimpleNamespace(dag_id="d" * 250, run_id=run_id, clear_number=clears, end_date=END)
+        return CallbackRun.of({"dag_run": run, "ti": SimpleNamespace(**ti) if ti else None})
 
-
-def tags(run: CallbackRun, key: str | None = None) -> list[str]:
-    return [run.attempt(per, key).tag for per in ("run", "dag", "task")]
-
-
-def test_tags_are_told_apart_and_fit() -> None:
-    task = {"ti": SimpleNamespace(id="x", task_id="load", map_index=3)}
-    night = run_of(run_type="scheduled", run_after=END, **task)
-    assert tags(night) == ["notifier:etl/a", "notifier:etl", "notifier:etl/a/load/3"]
-    assert tags(night, "ACME/EU") == [
-        "notifier:etl@ACME%2FEU/a",
-        "notifier:etl@ACME%2FEU",
-        "notifier:etl@ACME%2FEU/a/load/3",
-    ]
-    for kind in ("manual", "backfill", "asset_triggered"):
-        assert tags(run_of(run_type=kind, run_after=END))[:2] == ["notifier:etl/a"] * 2
-    long = [tags(run_of(dag_id="d" * 250, run_id="r" * 249 + letter))[0] for letter in "xy"]
-    assert (len(set(long)), max(map(len, long)) <= 250) == (2, True)
-    assert len({ids_of(tag) for tag in (*long, *tags(night), *tags(night, "b"))}) == 8
-
-
-def test_a_scheduled_run_is_recognised_by_its_id_where_airflow_passes_no_run() -> None:
-    context = {"dag": SimpleNamespace(dag_id="etl"), "run_id": "scheduled__2026-05-06T07:00:00+00:00"}
-    attempt = CallbackRun.of(context).attempt("dag")
-    assert (attempt.tag, attempt.run_after, attempt.started_at) == ("notifier:etl", END, None)
-    context["run_id"] = "scheduled__by_hand"
-    assert CallbackRun.of(context).attempt("dag").tag == "notifier:etl/scheduled__by_hand"
-
-
-def test_a_try_began_when_airflow_made_its_id_whatever_the_worker_s_clock_says() -> None:
-    made = UUID("019df9f0-5300-7abc-8def-0123456789ab")
-    ti = {"task_id": "load", "map_index": -1, "start_date": END.replace(year=2030)}
-    runs = [run_of(end_date=None, ti=SimpleNamespace(id=name, **ti)) for name in (made, str(made), uuid4(), "x")]
-    began = [one.attempt("task").started_at for one in runs]
-    assert began == [datetime.fromtimestamp((made.int >> 80) / 1000, timezone.utc)] * 2 + [ti["start_date"]] * 2
+    twice = of("r", 2, task_id="load", map_index=3)
+    every = [twice.ids(per, key) for per in ("run", "task") for key in (None, "manager")]
+    assert (len({one for some in every for one in some}), {len(some) for some in every}) == (12, {3})
+    assert of("r", 1).ids("run", None) == twice.ids("run", None)[:2]
+    assert of("r").ids("task", None) == of("r").ids("run", None)
+    long = {of("r" * 249 + letter).tag for letter in "xy"}
+    assert (len(long), max(map(len, long)) <= MAX_TAG) == (2, True)

@@ -30,8 +30,7 @@ ALLOW_EVERY = 60.0
 ALLOWANCE = 100 * IDS
 #: The most transactions that forget runs of tasks, after each allowance.
 RUN_TRANSACTIONS = 20
-#: The most transactions that delete cancelled messages, and marks of escalations, each up to 1000, after each
-#: allowance.
+#: The most transactions that delete cancelled messages, each up to 1000, after each allowance.
 BY_TIME_TRANSACTIONS = 100
 #: Messages of a pause that one pass drops at most.
 DROPPED = 5 * IDS
@@ -88,10 +87,9 @@ class Pruner:
         for _ in range(RUN_TRANSACTIONS):
             if self._forget(runs.forget) < runs.RUNS_FORGOTTEN:
                 break
-        for forget in (forget_cancelled, remembered_ids.forget_old_marks):
-            for _ in range(BY_TIME_TRANSACTIONS):
-                if self._forget(forget) < IDS:
-                    break
+        for _ in range(BY_TIME_TRANSACTIONS):
+            if self._forget(forget_cancelled) < IDS:
+                break
         repository = self._repository
         repository.writing(
             Activity.HOUSEKEEPING,
