@@ -15,8 +15,8 @@ a task is retried              It goes on after its last checkpoint, kept every 
                                is as it was: rows or arguments have changed,      Sending.deliver, fingerprint
                                Airflow is older than 3.3, files have neither      task_state.py: TaskCheckpoints.get
                                times nor hashes, or ``cancel_on_kill`` is set.
-... with rows of a query       They are read from the spool of the earlier try.   intake/spool.py: Spool.open,
-                               On another machine the query runs again: rows that Spool._found
+... with rows of a query       They are read from the spool of the earlier try.   intake/spool.py: Spool.file
+                               On another machine the query runs again: rows that
                                are as they were have the same ids, others are new send.py: _spool_of
                                messages.
 the ids of a retry             They are the same: ``message_id``, a hash of       send_arguments.py:
