@@ -250,10 +250,6 @@ class DelayStore(Delivery):
         """Return OpenLineage's name of the store's own table; None: it has none."""
         return None
 
-    def forecast_findings(self, until: datetime) -> Sequence[Finding]:
-        """Return what will be late of these messages that fall due until then; by default nothing."""
-        return ()
-
     def gauges(self, *, quick: bool = False) -> None:
         """Emit the store's counts as gauges through Airflow's Stats; by default none.
 

@@ -37,8 +37,6 @@ from airflow_delayed.threads import in_thread
 EXAMINE_SECONDS = 15.0
 #: Of each connection, so many destinations of a store's messages are verified.
 MAX_DESTINATIONS = 100
-#: Seconds for the forecast, which reads all that falls due within a day.
-_FORECAST_SECONDS = 8.0
 #: What suffices for ``hold_over`` beside a dispatcher that stays.
 _HOLD_OVER = timedelta(seconds=30)
 _DEFINE = (
@@ -172,7 +170,6 @@ def _examine(conn_id: str, destinations: Sequence[str], alone: bool) -> Examinat
             return Examination(found)
         try:
             found = _with_paused(delivery, found)
-            found += _forecast(delivery)
             found += _hold_over(delivery)
             return Examination(_with_reason(delivery, found), delivery.destinations())
         except TopologyError:
@@ -225,23 +222,6 @@ def _with_paused(store: DelayedStoreHook, findings: Sequence[Finding]) -> list[F
         return list(findings)
     state = store.condition()
     return with_paused(store.conn_id, findings, dags, state.lateness, state.next_due, state.at, lambda one: one)
-
-
-def _forecast(store: DelayedStoreHook) -> list[Finding]:
-    """Return what will be late; where it takes long to know, that it is not known."""
-    answer = in_thread(store.forecast, "doctor-forecast")
-    wait([answer], timeout=_FORECAST_SECONDS)
-    if answer.done():
-        return [one.finding(store.conn_id) for one in answer.result() if one.speed is not None]
-    return [
-        Finding(
-            state=State.UNKNOWN,
-            resource=f"messages of store {store.conn_id!r}",
-            found=f"which of them will be late within a day was not known within {_FORECAST_SECONDS:g} s",
-            code="forecast",
-            remedy="ask again when the database has less to do",
-        )
-    ]
 
 
 def _hold_over(store: DelayedStoreHook) -> list[Finding]:

@@ -28,9 +28,6 @@ from airflow_delayed.sending import Log, PreflightReport, Sending
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-#: The least messages that a send stores, for which it asks what will be late: that reads all that falls due by then.
-MANY = 10_000
-
 
 def log_preflight(log: Log, conn_id: str, source: str, found: PreflightReport, past_due: str) -> None:
     """Log the counts of the first pass over all rows.
@@ -198,16 +195,6 @@ def warn_without_dispatcher(log: Log, store: DelayStore, conn_id: str, stored: i
             when,
             "stay, with until= and deferrable=True" if own else f"run at least every {hold_over}",
         )
-
-
-def log_forecast(log: Log, store: DelayStore, stored: int, last_due: datetime) -> None:
-    """Warn if the store has more messages for a time than its dispatchers send, after 10,000 or more were stored."""
-    if stored < MANY:
-        return
-    try:
-        log_findings(log, store.forecast_findings(last_due))
-    except Exception as error:
-        log.warning("whether messages will be late is not known: %s; the messages are stored", explained(error))
 
 
 def log_plan(log: Log, sending: Sending, sample: Sequence[DelayedMessage], now: datetime) -> None:

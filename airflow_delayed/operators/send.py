@@ -512,8 +512,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             store, stored = sending.route.store, sending.start.stored + sending.stored.sent
             hold_over = arguments.hold_over or config.hold_over()
             reporting.warn_without_dispatcher(self.log, store, arguments.conn_id, stored, hold_over)
-            if (last_due := (sending.earlier + sending.stored).last_due) is not None:
-                reporting.log_forecast(self.log, store, stored, last_due)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from airflow_delayed.delivery import Clock, Delivery, TopologyReport
 from airflow_delayed.errors import DelayedError, InputError, MissingExtra, SourceError, TransportUnavailable
 from airflow_delayed.fields import FIELD_NAMES
 from airflow_delayed.links import StoredMessagesLink
-from airflow_delayed.message import delay_of, parse_moment, utcnow
+from airflow_delayed.message import delay_of, utcnow
 from airflow_delayed.operators import reporting
 from airflow_delayed.operators.send_arguments import CommonArguments, HidesArguments, hold_over_of, masked, origin_of
 from airflow_delayed.operators.spark_connections import spark_connections_file, spark_headers_file
@@ -490,6 +490,3 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         if route.store is not None:
             stored, hold_over = summary["stored"], arguments.hold_over or config.hold_over()
             reporting.warn_without_dispatcher(self.log, route.store, arguments.conn_id, stored, hold_over)
-            if last := summary.get("last_due"):
-                last_due = parse_moment("last_due", last)
-                reporting.log_forecast(self.log, route.store, stored, last_due)

@@ -77,7 +77,6 @@ from airflow_delayed.store.engine import (
     retried,
 )
 from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, filter_of, take_left
-from airflow_delayed.store.forecast import Forecast, forecasts
 from airflow_delayed.store.health import NAMES_HOSTS, StoreCondition, condition
 from airflow_delayed.store.history import Timeline
 from airflow_delayed.store.jobs import JOB_ACTIONS, Job, JobEntry, JobSeen, TooManyJobs
@@ -126,7 +125,6 @@ __all__ = [
     "DeliveredMessage",
     "DispatcherSeen",
     "FailureGroup",
-    "Forecast",
     "Job",
     "JobSeen",
     "OnUnpause",
@@ -591,23 +589,6 @@ class Store(DelayStore):
         """
         with self._ready():
             return history.timeline(self.engine, self.tables, seconds)
-
-    def forecast(self, until: datetime | None = None) -> Sequence[Forecast]:
-        """Return the messages that will be more than a minute late, as if all connections and a dispatcher worked.
-
-        It goes by what falls due per minute, and the speed of each connection: the lowest of what was measured in the
-        last 14 days, of the dispatchers' ``max_rate`` and of a destination's rate. It reads the messages that fall due
-        until then: some seconds for ten million.
-
-        :param until: at most 31 days ahead; None: a day ahead.
-        """
-        with self._ready():
-            return forecasts(self.engine, self.tables, self.conn_id, until)
-
-    def forecast_findings(self, until: datetime) -> Sequence[Finding]:
-        """Return the forecast of the connection that delivers what this stores, as findings."""
-        delivers = self.deliver_conn_id or self.conn_id
-        return [one.finding(self.conn_id) for one in self.forecast(until) if one.conn_id == delivers]
 
     def now(self) -> datetime:
         """Return the database's time."""

@@ -438,8 +438,6 @@ class DispatcherSeen:
     dag_id: str | None = None
     #: Messages that it dispatched in the last full minute. None: it has ended.
     per_minute: int | None = None
-    #: The most messages a second that it takes. None: no limit.
-    max_rate: float | None = None
 
     @property
     def problem(self) -> str | None:
@@ -471,7 +469,6 @@ def dispatchers(connection: Connection, tables: Tables) -> list[DispatcherSeen]:
             host=row.Host,
             dag_id=row.DagId,
             per_minute=rates.get(row.Id),
-            max_rate=row.MaxRate,
         )
         for row in rows
     ]

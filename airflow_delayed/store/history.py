@@ -43,17 +43,12 @@ assert len(LATE_BOUNDS) == LATE_BUCKETS - 1
 
 @dataclass(slots=True)
 class HistoryCounts:
-    """The counts of one period; lateness in seconds.
-
-    ``full`` messages were dispatched while more was due than was sent, which took ``full_seconds``.
-    """
+    """The counts of one period; lateness in seconds."""
 
     dispatched: int = 0
     failed: int = 0
     expired: int = 0
     retried: int = 0
-    full: int = 0
-    full_seconds: float = 0.0
     late: list[int] = field(default_factory=lambda: [0] * LATE_BUCKETS)
     max_late: float = 0.0
 
@@ -63,8 +58,6 @@ class HistoryCounts:
         self.failed += other.failed
         self.expired += other.expired
         self.retried += other.retried
-        self.full += other.full
-        self.full_seconds += other.full_seconds
         self.late = [ours + theirs for ours, theirs in zip(self.late, other.late, strict=True)]
         self.max_late = max(self.max_late, other.max_late)
 
@@ -90,16 +83,15 @@ class HistoryCounts:
 
     def columns(self) -> dict[str, Any]:
         """Return the values of the table's columns."""
-        full_ms = round(self.full_seconds * 1000)
-        numbers = (self.dispatched, self.failed, self.expired, self.retried, self.full, full_ms, *self.late)
+        numbers = (self.dispatched, self.failed, self.expired, self.retried, *self.late)
         return {**dict(zip(HISTORY_COUNTS, numbers, strict=True)), "MaxLate": self.max_late}
 
     @classmethod
     def of(cls, row: Any) -> HistoryCounts:
         """Return the counts of a row."""
         numbers = [int(getattr(row, name)) for name in HISTORY_COUNTS]
-        dispatched, failed, expired, retried, full, full_ms, *late = numbers
-        return cls(dispatched, failed, expired, retried, full, full_ms / 1000, late, float(row.MaxLate))
+        dispatched, failed, expired, retried, *late = numbers
+        return cls(dispatched, failed, expired, retried, late, float(row.MaxLate))
 
 
 def _lateness(due: datetime, at: datetime) -> float:
@@ -140,11 +132,7 @@ class HistoryRecorder:
             for row in outcome.delivered:
                 dues[row["Destination"]].append(row["Time"])
             for destination, times in dues.items():
-                of_destination = counts(destination)
-                of_destination.add_dispatched(times, at)
-                if outcome.full_seconds:
-                    of_destination.full += len(times)
-                    of_destination.full_seconds += outcome.full_seconds * len(times) / len(outcome.delivered)
+                counts(destination).add_dispatched(times, at)
             for row in (*outcome.dead_lettered, *(row for row, _ in outcome.failed)):
                 counts(row["Destination"]).failed += 1
             for row in outcome.expired:

@@ -38,15 +38,13 @@ The names of the other tables begin with the name of the table of messages:
   from which relative delays count (Anchor) and, where each clear makes new messages, the turn.
 - ``_dispatchers``: the dispatchers, their connections, when each was last seen, when it last finished a piece of work
   (WorkedAt), what it cannot do (Troubles, JSON; null: nothing), its host, the DAG whose task it is (DagId, null: no
-  task), how many seconds before its due time it takes a message for each broker, now and at its end (Reaches), and the
-  most messages a second that it takes (MaxRate, null: no limit).
+  task), and how many seconds before its due time it takes a message for each broker, now and at its end (Reaches).
 - ``_pauses``: what no dispatcher takes for a time, a filter as JSON (Selection). Seq is that of its row in ``_audit``.
   EndsAt is null until somebody ends it; what fell due meanwhile is then spread over so many seconds (Spread), sent at
   once or dropped (OnUnpause), and can be restored for so many seconds (Grace).
 - ``_rates``: the rates of destinations, in messages a second, and when the token bucket of each was empty (EmptyAt).
 - ``_history``: what each dispatcher did in a minute or an hour (Seconds: 60 or 3600), by connection and destination:
-  counts, how many were dispatched how late (Late0 to Late11), and the largest lateness in seconds; Full of them while
-  more was due than it sent, for so many milliseconds (FullMs).
+  counts, how many were dispatched how late (Late0 to Late11), and the largest lateness in seconds.
 - ``_jobs``: the latest changes that work in the background. Seq is that of their row in ``_audit``, which has the rest.
 - ``_version``: one row with the version of these tables, since when (At), the oldest version whose release can use them
   (UsableFrom), and the name of the store's environment (Environment, null: none).
@@ -98,7 +96,7 @@ MAX_TABLE_NAME = 50
 #: Buckets of lateness in the history.
 LATE_BUCKETS = 12
 HISTORY_COUNTS = (
-    *("Dispatched", "Failed", "Expired", "Retried", "Full", "FullMs"),
+    *("Dispatched", "Failed", "Expired", "Retried"),
     *(f"Late{number}" for number in range(LATE_BUCKETS)),
 )
 
@@ -257,7 +255,6 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("Host", text_column(MAX_NAME)),
             _column("DagId", text_column(MAX_NAME)),
             _column("Reaches", SHORT_TEXT),
-            _column("MaxRate", FRACTION),
         ),
         runs=table(
             "_runs",

@@ -14,7 +14,6 @@ metric                                      value
 ``delayed_page_late_seconds``               by how much the oldest overdue message of a ``destination`` is late; those
                                             that ``[delayed] metrics_destinations`` does not name together as ``other``
 ``delayed_page_overdue``                    overdue messages of a ``destination``, of at most 20 destinations of a store
-``delayed_page_forecast_late_seconds``      how late the latest message will be that falls due within a day; 0: none
                                             is more than a minute late, or the dispatchers' speed is not known yet
 =========================================== ========================================================================
 
@@ -299,7 +298,6 @@ def _metrics_of(
     oldest = gauge("oldest_due_seconds", "How long the oldest message of a store has been due")
     late = gauge("late_seconds", "By how much the oldest overdue message of a destination is late", "destination")
     overdue = gauge("overdue", "Overdue messages of a destination", "destination")
-    forecast = gauge("forecast_late_seconds", "How late the latest message will be that falls due within a day")
     for cause in causes:
         delivers = cause.deliver_conn_id or ("" if cause.kind == "store" else cause.connection_id)
         labels = _labels(cause.connection_id, cause.kind, cause.queue)
@@ -314,7 +312,6 @@ def _metrics_of(
                 messages.labels(*labels, state).set(getattr(summary, state))
             due = 0.0 if summary.oldest_due is None else (summary.at - summary.oldest_due).total_seconds()
             oldest.labels(*labels).set(due)
-            forecast.labels(*labels).set(summary.forecast_late_seconds)
             for destination in (*named, _OTHERS):
                 theirs = [
                     one

@@ -10,8 +10,7 @@ the user's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -23,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from airflow_delayed import config
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import due_after
-from airflow_delayed.store.api import MAX_COUNTED, Forecast, Outcome, Outcomes, Timeline, hash_of, of_ids
+from airflow_delayed.store.api import MAX_COUNTED, Outcome, Outcomes, Timeline, hash_of, of_ids
 from airflow_delayed.store.records import Remembered, StoredMessage
 from airflow_delayed.ui import security
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
@@ -36,7 +35,6 @@ from airflow_delayed.ui.models import (
     ChangeResponse,
     EraseBody,
     FilterBody,
-    FindingResponse,
     JobBody,
     ListQuery,
     MessageBody,
@@ -71,8 +69,6 @@ change_router = APIRouter(
     route_class=security.GuardedRoute,
 )
 
-#: Seconds for which the forecast is kept, at least and at most.
-FORECAST_KEPT = 5.0, 60.0
 #: Entries of a message's history that come from the audit.
 MAX_AUDIT_ENTRIES = 50
 #: Messages that one change by filter looks at.
@@ -110,22 +106,7 @@ async def figures(connection_id: str, pool: HookPool) -> StoreSummary:
         return StoreSummary.of(connection_id, *hook.figures(hours=24, minutes=60), hook.last_dispatched())
 
     made, age = await pool.store_figures(connection_id, make)
-    late = await forecast(connection_id, pool)
-    longest = max((one.late for one in late), default=timedelta(0))
-    update = {"age_seconds": age, "forecast_late_seconds": longest.total_seconds()}
-    return _with_forecast(made, connection_id, late).model_copy(update=update)
-
-
-async def forecast(connection_id: str, pool: HookPool) -> Sequence[Forecast]:
-    """Return what will be late within a day; it reads all that falls due, and must not hold up what is late already."""
-    work = DelayedStoreHook.forecast
-    return await pool.slow_store_figures(connection_id, "forecast", work, kept=FORECAST_KEPT) or ()
-
-
-def _with_forecast(health: H, connection_id: str, late: Sequence[Forecast]) -> H:
-    """Add what will be late to the findings of a store."""
-    known = [FindingResponse.of(one.finding(connection_id)) for one in late if one.speed is not None]
-    return health.model_copy(update={"findings": [*health.findings, *known]})
+    return made.model_copy(update={"age_seconds": age})
 
 
 async def health(connection_id: str, pool: HookPool, user: security.User) -> StoreHealth:
@@ -135,9 +116,7 @@ async def health(connection_id: str, pool: HookPool, user: security.User) -> Sto
         return StoreHealth.of_condition(connection_id, hook.condition(), hook.next_due())
 
     made, age = await pool.store_figures(connection_id, make, name="health")
-    late = await forecast(connection_id, pool)
-    health = _with_forecast(made, connection_id, late).model_copy(update={"age_seconds": age})
-    return await for_user(health, connection_id, user)
+    return await for_user(made.model_copy(update={"age_seconds": age}), connection_id, user)
 
 
 @router.get("/messages")
@@ -488,18 +467,6 @@ class FutureStepResponse(ApiModel):
     by_destination: list[int] = Field(description="In the order of ``destinations``")
 
 
-class ForecastResponse(ApiModel):
-    """Messages that will be more than a minute late, or of which that is not known."""
-
-    conn_id: str
-    destination: str | None = Field(description="The destination whose rate limits them; null: the connection does")
-    messages: int
-    first_due: datetime
-    last_due: datetime
-    ends_at: datetime | None = Field(description="When the last is dispatched; null: not known yet")
-    text: str
-
-
 class HistoryResponse(ApiModel):
     """The past and the future around ``at``, in steps of ``step_seconds``. Dispatchers write every 3 s."""
 
@@ -508,7 +475,6 @@ class HistoryResponse(ApiModel):
     destinations: list[str] = Field(description="The 20 largest; last an empty name for all others, if there are any")
     past: list[PastStepResponse]
     future: list[FutureStepResponse]
-    forecast: list[ForecastResponse] = Field(default=[], description="Of a day, the first by due time first")
 
     @classmethod
     def of(cls, timeline: Timeline) -> Self:
@@ -549,6 +515,4 @@ async def history(
     answer, _ = await pool.store_figures(
         connection_id, lambda hook: HistoryResponse.of(hook.timeline(int(seconds))), name=f"history {seconds}"
     )
-    late = await forecast(connection_id, pool)
-    texts = [ForecastResponse.model_validate({**asdict(one), "text": str(one)}) for one in late]
-    return answer.model_copy(update={"forecast": texts})
+    return answer

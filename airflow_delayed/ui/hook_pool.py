@@ -119,13 +119,6 @@ class HookPool:
             connection_id, f"{name} {connection_id}", lambda: self._with_hook(connection_id, make)
         )
 
-    async def slow_store_figures(
-        self, connection_id: str, name: str, make: Callable[[DelayedStoreHook], T], *, kept: tuple[float, float]
-    ) -> T | None:
-        """Return figures of a store as :meth:`slow_figures` does."""
-        work = lambda: self._with_hook(connection_id, make)  # noqa: E731
-        return await self.slow_figures(connection_id, f"{name} {connection_id}", work, kept=kept)
-
     async def slow_figures(
         self, connection_id: str, name: str, make: Callable[[], T], *, kept: tuple[float, float]
     ) -> T | None:

@@ -418,7 +418,6 @@ class StoreSummary(StoreHealth):
     failed: int
     expired: int
     remembered: int | None = Field(description="Ids of messages that are gone")
-    forecast_late_seconds: float = Field(default=0, description="Of the latest of what falls due within a day")
     oldest_due: datetime | None = Field(description="The due time of the message that is due for longest")
     last_dispatched: DeliveredMessage | None
     by_minute: list[Bar] = Field(description="60 minutes")

@@ -56,7 +56,6 @@ _STATES = {
     "destination-missing": ["failed"],
     "overdue": ["due", "retrying"],
     "throttled": ["due", "retrying"],
-    "forecast": ["waiting"],
     "failed": ["failed"],
 }
 #: The codes of errors that keep all messages of a connection, overdue or not.

@@ -38,16 +38,6 @@ def silent() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_what_will_be_late(store: Store, doctor):
-    hook = store.installed()
-    store.dispatcher(hook, Transport(), max_rate=0.5).run()
-    hook.send(message(f"m{number}", hook.now() + timedelta(hours=1)) for number in range(300))
-    code, out = doctor("--conn-id", store.conn_id)
-    assert code == 1  # connection broker is not defined here
-    assert f"warning: connection {store.conn_id}: forecast" in out
-    assert "at 0.5 a second, the max_rate of its dispatchers, the last is dispatched at" in out
-
-
 def test_the_cause_of_late_messages_and_what_to_do(store: Store, doctor):
     hook = store.installed()
     assert doctor("--conn-id", store.conn_id) == (

@@ -628,7 +628,6 @@ class Dispatcher:
             **self._runs_in,
         }
         state["reaches"] = {one.conn_id: one.reach for one in self._workers or () if isinstance(one, ConnectionWorker)}
-        state["max_rate"] = self.policy.max_rate
         record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=self._ended, **state)
         self._history.write(connection, self._tables, self.id)
 

@@ -291,7 +291,6 @@ def record_heartbeat(
     host: str | None = None,
     dag_id: str | None = None,
     reaches: Mapping[str, Reach] | None = None,
-    max_rate: float | None = None,
     ended: bool = False,
 ) -> None:
     """Write that a dispatcher is at work, or has ended; delete runs without a heartbeat for more than a day.
@@ -303,12 +302,11 @@ def record_heartbeat(
     :param host: the machine that it runs on.
     :param dag_id: the DAG whose task it is.
     :param reaches: by connection how long before its due time it takes a message.
-    :param max_rate: the most messages a second that it takes; None: no limit.
     """
     table = tables.dispatchers
     values: dict[str, Any] = {"SeenAt": now, "EndedAt": now if ended else None, "WorkedAt": worked_at}
     values |= {"Troubles": _json_of_troubles(troubles) if troubles else None, "Host": host, "DagId": dag_id}
-    values |= {"Reaches": None if reaches is None else _json_of(reaches), "MaxRate": max_rate}
+    values["Reaches"] = None if reaches is None else _json_of(reaches)
     if not connection.execute(update(table).where(table.c.Id == dispatcher).values(**values)).rowcount:
         names = json.dumps(list(deliver_conn_ids), ensure_ascii=False)
         connection.execute(insert(table).values(Id=dispatcher, ConnIds=names, StartedAt=now, **values))

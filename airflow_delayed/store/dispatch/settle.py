@@ -68,7 +68,6 @@ class BatchOutcome:
     :param expired: not sent before they expired.
     :param released: not attempted, and free for any dispatcher.
     :param at: the database's time right after the batch was sent.
-    :param full_seconds: how long the batch took, if more was due than the claim took; else 0.
     """
 
     delivered: list[Row] = field(default_factory=list)
@@ -78,7 +77,6 @@ class BatchOutcome:
     expired: list[Row] = field(default_factory=list)
     released: list[Row] = field(default_factory=list)
     at: datetime | None = None
-    full_seconds: float = 0.0
 
     @property
     def removed(self) -> list[Row]:

@@ -340,7 +340,6 @@ class ConnectionWorker:
         # what is settled may let others be claimed
         while claimed or sent or settled:
             idle.clear()
-            began, full = self._repository.monotonic(), self._is_full(claimed)
             following = threads.submit(self._settle_and_claim, sent, idle)
             try:
                 error = self._send(claimed)
@@ -352,8 +351,6 @@ class ConnectionWorker:
                 idle.set()
                 wait([following])
                 self._count([batch for batch in claimed if batch.finished])
-            if full and error is None:
-                _note_full(claimed, self._repository.monotonic() - began)
             settled = any(batch.finished for batch in claimed)
             sent, claimed = [batch for batch in claimed if not batch.finished], following.result()
             if self._repository.recovery_breaker.tripped:
@@ -373,13 +370,6 @@ class ConnectionWorker:
                 return
             self._repository.sleep(min(self._backoff.next(), self._breaker.remaining))
             settled, sent, claimed = False, [], self._settle_and_claim([], idle)
-
-    def _is_full(self, claimed: Sequence[ClaimedBatch]) -> bool:
-        """Return whether the last claim took all that it might, and nothing that has to wait for its time."""
-        if not claimed or self._caught_up is not None:
-            return False
-        last: datetime = max(batch.rows[-1]["Time"] for batch in claimed)
-        return last <= self._repository.clock() + self.window
 
     # -- settling and claiming -----------------------------------------------------------------------------------------
 
@@ -543,14 +533,6 @@ class ConnectionWorker:
         return result.connection_error
 
 
-def _note_full(batches: Sequence[ClaimedBatch], seconds: float) -> None:
-    """Note how long batches took together, from one claim to the next; each has a share of it."""
-    rows = sum(len(batch.rows) for batch in batches)
-    for batch in batches:
-        if batch.outcome is not None:
-            batch.outcome.full_seconds = seconds * len(batch.rows) / rows
-
-
 class QueueTableWorker:
     """Delivers into queue tables, each message exactly once, and when it is due, never ahead."""
 
@@ -576,13 +558,9 @@ class QueueTableWorker:
         :raises BreakerTripped: the database has failed for too long.
         """
         self._queues.look_again()
-        began = self._repository.monotonic()
         while limit := self._repository.allowed(self._policy.batch_size):
             outcome, refused, self.turns = self._repository.writing(Activity.DELIVER, partial(self._move, limit))
-            rows, ended = outcome.count, self._repository.monotonic()
-            if rows == limit:
-                outcome.full_seconds = ended - began
-            began = ended
+            rows = outcome.count
             self._repository.rate.give_back(limit - rows)
             self.counter.add(outcome)
             breaker = self._repository.recovery_breaker

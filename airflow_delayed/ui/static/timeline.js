@@ -122,7 +122,7 @@ class Timeline {
     this.plot.over.addEventListener("dblclick", () => this.pick());
     this.found = found;
     show(this.figures, this.summary(found));
-    show(this.table, this.asTable(), found.forecast.length > 0 && h("ul", { "aria-label": "Forecast" }, found.forecast.map((one) => h("li", { class: one.ends_at ? "late" : "muted" }, one.text))));
+    show(this.table, this.asTable());
     this.tell(null);
   }
 

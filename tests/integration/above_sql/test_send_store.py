@@ -386,17 +386,3 @@ def test_another_spread_under_the_same_id_is_other_content(job):
 def test_a_spread_that_is_none_is_refused_before_the_run(spread):
     with pytest.raises(ValueError, match=r"spread=.* must be a timedelta or an ISO 8601 duration"):
         DelayedSendOperator(task_id="send", conn_id="broker", destination="mail", value="x", delay=5, spread=spread)
-
-
-def test_a_large_send_says_what_will_be_late(job: Job, log):
-    job.store.dispatcher(job.hook, Transport(), max_rate=20).run()
-    due = job.hook.now().replace(microsecond=0) + timedelta(days=3)
-    job.run({"small": due - job.now})
-    assert "the max_rate of its dispatchers" not in log.text
-    job.run({str(number): due - job.now for number in range(10_000)})
-    text = log.text
-    assert f"10,001 messages for connection 'broker' are due at {due:%Y-%m-%d %H:%M:%S} UTC; at 20 a second" in text
-    assert f"the last is dispatched at {due + timedelta(seconds=500.05):%Y-%m-%d %H:%M:%S} UTC" in text
-    assert "spread= in their sends, or a higher max_rate" in text
-    # that day is too far ahead for doctor and page
-    assert job.hook.forecast() == []

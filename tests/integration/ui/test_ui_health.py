@@ -6,7 +6,6 @@ import re
 from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
-from threading import Event
 
 import pytest
 from airflow.models.dag import DagModel
@@ -23,7 +22,6 @@ from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.sqs.settings import QueueSettings
-from airflow_delayed.ui import hook_pool
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
@@ -300,43 +298,6 @@ def test_prometheus_reads_the_same(store: Store, page: Page, connect, tmp_path: 
     # as everywhere else, conn_id is a connection that delivers
     assert {(one.labels["conn_id"], one.labels["kind"]) for one in parsed} == {("", "store")}
     assert "secret" not in answer.text
-
-
-@on_postgres_too
-def test_what_will_be_late(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
-    # however slow the machine is
-    monkeypatch.setattr(hook_pool, "SLOW_SECONDS", 60.0)
-    hook = store.installed()
-    monkeypatch.setenv("AIRFLOW__DELAYED__METRICS_TOKEN", "t")
-    with closing(hook.dispatcher(["broker"], lambda *_: Transport(), max_rate=0.5, lookahead=0 * HOUR)) as dispatcher:
-        dispatcher.run()
-    due = hook.now() + HOUR
-    hook.send(message(f"m{number}", due) for number in range(300))
-    found = health(page)
-    (cause,) = found["causes"]
-    assert (found["status"], cause["code"], cause["states"]) == ("degraded", "forecast", ["waiting"])
-    assert cause["what"].startswith(
-        f"300 messages for connection 'broker' are due at {due:%Y-%m-%d %H:%M:%S} UTC; at 0.5"
-    )
-    assert "spread=" in cause["remedy"]
-    history = page.get(f"/api/v1/stores/{store.conn_id}/history", "op")
-    (forecast,) = history["forecast"]
-    assert (forecast["messages"], forecast["text"]) == (300, cause["what"])
-    assert datetime.fromisoformat(forecast["ends_at"]) == due + 600 * SECOND
-    metrics = page.ask("GET", "/metrics", None, headers={"Authorization": "Bearer t"}).text
-    assert re.search(r"delayed_page_forecast_late_seconds{.*} 600.0\n", metrics)
-
-
-def test_a_forecast_that_takes_long_holds_up_no_verdict(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
-    hook = store.installed()
-    hook.send([message("m", hook.now() - LATE)])
-    asked = Event()
-    monkeypatch.setattr(DelayedStoreHook, "forecast", lambda self: asked.wait(60))
-    try:
-        (cause,) = health(page)["causes"]
-        assert cause["code"] == "no-dispatcher"
-    finally:
-        asked.set()
 
 
 def test_who_changed_what(store: Store, page: Page):
