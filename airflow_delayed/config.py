@@ -144,11 +144,6 @@ def page_home_card() -> bool:
     return _switch("page_home_card")
 
 
-def canaries() -> bool:
-    """Return whether a dispatcher that stays measures how late each RabbitMQ delivers."""
-    return _switch("canaries")
-
-
 def sqlite_on_shared_disk() -> bool:
     """Return whether all of Airflow's processes see the file of a store in SQLite, also where workers are remote."""
     return _switch("sqlite_on_shared_disk")

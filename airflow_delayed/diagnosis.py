@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 NO_ANSWER = ("unreachable", "silent", "not-examined")
 #: Codes of what follows from that.
 _FOLLOWS = ("connection-fails", "destination-refuses", "overdue")
-#: Codes of what follows from any error of a broker: a store's canary of it, and messages that stay in its levels.
-_CANARY, _STUCK = "canary", "stuck"
+#: The code of what follows from any error of a broker: messages that stay in its levels.
+_STUCK = "stuck"
 #: What to do about a connection that gives no answer, by its code.
 _REMEDIES = {
     "unreachable": "look whether its server runs and can be reached, with the host and port that Airflow has for it"
@@ -159,7 +159,7 @@ def _follows(conn_id: str, finding: Described, other_conn_id: str, other: Descri
     broker = conn_id if finding.code == _STUCK else finding.deliver_conn_id
     if broker != other_conn_id:
         return False
-    if finding.code in (_CANARY, _STUCK):
+    if finding.code == _STUCK:
         return other.severity == "error"
     return finding.code in _FOLLOWS and other.code in NO_ANSWER
 

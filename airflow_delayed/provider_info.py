@@ -182,14 +182,6 @@ def get_provider_info() -> dict[str, Any]:
                         default="False",
                         example="True",
                     ),
-                    "canaries": _option(
-                        "Whether a dispatcher that stays sends two messages a minute through each of its RabbitMQ"
-                        " connections, to a queue of its own, and reads them back. So the page and doctor know how late"
-                        " the broker itself delivers.",
-                        "boolean",
-                        default="False",
-                        example="True",
-                    ),
                     "sqs_prices": _option(
                         "The price of a million requests to standard queues and to FIFO queues of Amazon SQS, in US"
                         " dollars, and the day of these prices. Estimates, logs and results show amounts by them. The"

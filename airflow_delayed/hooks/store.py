@@ -130,7 +130,6 @@ class DelayedStoreHook(Store, BaseHook):
         """Return a dispatcher whose outcomes Airflow's Stats counts, see :meth:`Store.dispatcher`."""
         task = _current_task()
         more: dict[str, Any] = {"dag_id": task and task["ti"].dag_id, "meter": metrics.count_outcomes(self.conn_id)}
-        more["canaries"] = config.canaries()
         return super().dispatcher(deliver_conn_ids, transports, **{**more, **policy})
 
     def cancel_grace(self) -> timedelta:

@@ -604,7 +604,7 @@ class Store(DelayStore):
         """Return what keeps messages from being dispatched in time, such as that no dispatcher is at work.
 
         Nothing if all is well. The codes are ``no-dispatcher``, ``dispatcher-fails``, ``connection-fails``,
-        ``destination-refuses``, ``destination-missing``, ``canary``, ``lease-too-short``, ``overdue``, ``throttled``,
+        ``destination-refuses``, ``destination-missing``, ``lease-too-short``, ``overdue``, ``throttled``,
         ``failed``, ``paused``, ``pause-ends``, ``environment``, ``store-ahead`` and
         ``clock-difference``.
 

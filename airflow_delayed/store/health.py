@@ -37,7 +37,7 @@ from airflow_delayed.store.version import ENVIRONMENT, environment_difference, v
 
 #: Codes of findings that have a dispatcher's own text, which may name hosts, logins and other users' DAGs.
 NAMES_HOSTS = frozenset(
-    {"lease-too-short", "connection-fails", "destination-refuses", "destination-missing", "dispatcher-fails", "canary"}
+    {"lease-too-short", "connection-fails", "destination-refuses", "destination-missing", "dispatcher-fails"}
 )
 #: The most rows that are counted; further ones make the count "at least".
 _MOST = 10_000
@@ -141,8 +141,6 @@ def judge(
         if fails := next((one for one in own if one.kind is TroubleKind.CONNECTION), None):
             yield _failing(name, fails, mine)
             continue
-        if lost := next((one for one in own if one.kind is TroubleKind.CANARY), None):
-            yield _canary_lost(name, lost)
         refuse = {one.destination or "": one for one in own if one.destination is not None}
         yield from _of_destinations(conn_id, name, refuse, mine, now)
         if not (mine := [one for one in mine if one.destination not in refuse]):
@@ -164,7 +162,6 @@ _OF_SENDING = (
     TroubleKind.REFUSED,
     TroubleKind.MISSING,
     TroubleKind.FAILING,
-    TroubleKind.CANARY,
 )
 
 
@@ -203,20 +200,6 @@ def _failing(name: str, trouble: Trouble, late: Sequence[OverdueMessages]) -> Fi
         why=_waits(late),
         remedy="repair what the text names: the server, or host, port and login that Airflow has for the connection"
         " under Admin, Connections; dispatchers try again by themselves, and count no failure of a message",
-        deliver_conn_id=name,
-        since=trouble.since,
-    )
-
-
-def _canary_lost(name: str, trouble: Trouble) -> Finding:
-    return Finding(
-        state=State.BLOCKED,
-        resource=f"broker of connection {name!r}",
-        found=f"it does not deliver in time since {_text(trouble.since)}: {trouble.reason}",
-        code="canary",
-        why="messages through it come late, or not at all",
-        remedy=f"airflow delayed doctor --conn-id {quote(name)} names what is missing there; airflow delayed install"
-        f" --conn-id {quote(name)} makes it. If nothing is missing, look at the broker's alarms, disk and load",
         deliver_conn_id=name,
         since=trouble.since,
     )

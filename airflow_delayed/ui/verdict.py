@@ -22,7 +22,6 @@ from airflow_delayed import diagnosis
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.message import utcnow
 from airflow_delayed.store.api import LATE_AFTER
-from airflow_delayed.store.dispatch.canary import IN_LEVELS, WHEN_DUE
 from airflow_delayed.ui import api_brokers, api_stores, security
 from airflow_delayed.ui.api_brokers import RabbitMQSummary, SqsSummary
 from airflow_delayed.ui.errors import INTERNAL, ApiError, api_error
@@ -59,9 +58,7 @@ _STATES = {
     "failed": ["failed"],
 }
 #: The codes of errors that keep all messages of a connection, overdue or not.
-_OF_CONNECTION = ("connection-fails", "no-dispatcher", "canary")
-#: Destinations of the history that are none of a message.
-_CANARIES = (WHEN_DUE, IN_LEVELS)
+_OF_CONNECTION = ("connection-fails", "no-dispatcher")
 #: The codes of findings about pauses.
 _PAUSED = ("paused", "pause-ends")
 #: The codes of errors of a connection that does not answer in time.
@@ -166,10 +163,7 @@ def _by_destination(
     :param causes: the gravest first.
     """
     found = [
-        DestinationVerdict(store_conn_id=store, **one.model_dump())
-        for store, late in lateness.items()
-        for one in late
-        if one.destination not in _CANARIES
+        DestinationVerdict(store_conn_id=store, **one.model_dump()) for store, late in lateness.items() for one in late
     ]
     # an ended pause holds only what fell due before
     causes = [one for one in causes if one.pause is None or not one.pause.ends_at or one.pause.ends_at > utcnow()]
@@ -205,9 +199,6 @@ def _concerns(cause: Cause, one: DestinationVerdict) -> bool:
     """Return whether a cause keeps the messages of a destination, which may not be overdue yet."""
     if cause.code in diagnosis.NO_ANSWER:
         return cause.connection_id == one.conn_id
-    if cause.kind != "store":
-        # what a store's canary follows from
-        return cause.deliver_conn_id == one.conn_id
     if cause.connection_id != one.store_conn_id:
         return False
     if cause.pause is not None:

@@ -62,7 +62,6 @@ GROUPS = {
 #: Files of which each is played alone and takes more than 15 s, longest first.
 LONG_FILES = (
     "tests/integration/ui/test_broken_setups.py",
-    "tests/integration/test_canaries.py",
     "tests/integration/test_docs_site.py",
     "tests/integration/test_dispatch_standstill.py",
     "tests/integration/test_store_large_rows.py",

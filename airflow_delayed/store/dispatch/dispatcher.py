@@ -29,7 +29,6 @@ from airflow_delayed.errors import DelayedError, explained
 from airflow_delayed.identity import MAX_NAME
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.dispatch import claim, settle
-from airflow_delayed.store.dispatch.canary import Canary
 from airflow_delayed.store.dispatch.limits import Activity, RateLimit
 from airflow_delayed.store.dispatch.loop import LEASED_SLEEP, DispatchLoop
 from airflow_delayed.store.dispatch.probe import ConnectionProbe
@@ -71,7 +70,7 @@ _MOST_OVERDUE = 10_000
 CLAIMED_AHEAD = timedelta(seconds=0.2)
 #: Seconds that a pass waits for a worker after the first has ended: what is due on the others need not wait for it.
 BESIDE = 0.01
-#: Seconds for which its end waits for canaries and probes of connections that hang.
+#: Seconds for which its end waits for probes of connections that hang.
 WATCHED = 2.0
 #: Seconds within which a dispatcher that stays hands over at its end what falls due next.
 HAND_OVER = 20.0
@@ -87,8 +86,8 @@ class Dispatcher:
     :meth:`run` does everything. A caller with its own sleep calls :meth:`once` for each pass, :meth:`next_due` for the
     length of the sleep, :meth:`finish` at the end, and :meth:`close` in any case; from one thread at a time.
     :meth:`stop` may be called from any thread. A dispatcher has two to four threads for each connection, of RabbitMQ
-    one more if it stays (:mod:`airflow_delayed.store.dispatch.probe`) and one more with canaries, and one each for the
-    leases, the signs of life, the watchdog and forgetting old ids; :meth:`close` joins them.
+    one more if it stays (:mod:`airflow_delayed.store.dispatch.probe`), and one each for the leases, the signs of life,
+    the watchdog and forgetting old ids; :meth:`close` joins them.
 
     :param conn_id: the store's name; on the list ``deliver_conn_ids`` it means its own queue tables.
     :param transports: returns the transport for the name of a connection and the clock that the transport uses.
@@ -101,7 +100,6 @@ class Dispatcher:
     :param meter: gets the connection and the outcome of each batch, from threads of the dispatcher.
     :param rate: limits the messages a second together with other dispatchers of this process, instead of ``max_rate``.
     :param dag_id: the DAG whose task dispatches; None: no task does.
-    :param canaries: if it stays, it sends canaries through connections that get messages when they are due.
     :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
     :raises ValueError: a parameter is out of range, or the list has no connection.
     """
@@ -122,7 +120,6 @@ class Dispatcher:
         meter: Meter | None = None,
         rate: RateLimit | None = None,
         dag_id: str | None = None,
-        canaries: bool = False,
         **policy: Any,
     ) -> None:
         self.policy = DispatchPolicy(**policy)
@@ -139,8 +136,6 @@ class Dispatcher:
         self._delivers = [None if name == conn_id else name for name in self._deliver_conn_ids]
         self._schema = schema
         self._stays = stays
-        self._with_canaries = canaries and stays
-        self._canaries: list[Canary] = []
         #: Whether it goes on however long a connection fails.
         self._until_stopped = False
         self._ending = False
@@ -496,9 +491,8 @@ class Dispatcher:
     def close(self) -> None:
         """End what is being sent, join all threads, close the transports, and write the end to the store."""
         self._stop.set()
-        watchers: list[Canary | ConnectionProbe] = [*self._canaries, *self._probes.values()]
-        for watcher in watchers:
-            watcher.stop()
+        for probe in self._probes.values():
+            probe.stop()
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
@@ -506,8 +500,8 @@ class Dispatcher:
         for worker in self._workers or ():
             worker.close()
         ends = time.monotonic() + WATCHED
-        for watcher in watchers:
-            watcher.close(max(0.0, ends - time.monotonic()))
+        for probe in self._probes.values():
+            probe.close(max(0.0, ends - time.monotonic()))
         if self._heartbeat is not None:
             self._heartbeat.close()
             log.info("store %r: %s", self._conn_id, self.report)
@@ -541,11 +535,6 @@ class Dispatcher:
         if conn_id == self._conn_id:
             return QueueTableWorker(self._repository, counter, self._schema)
         transport = self._transport(conn_id, for_suspects=suspects is not None)
-        if self._with_canaries and suspects is None and transport.sooner_when_due:
-            # a broker that confirms within seconds is no slow one
-            again = partial(self._transport, conn_id, for_suspects=True)
-            self._canaries.append(Canary(conn_id, again, self._clock, self._stop, self._history.add))
-            self._canaries[-1].start()
         if self._stays and conn_id not in self._probes and _looks(transport):
             make_transport = partial(self._transport, conn_id, for_suspects=False)
             self._probes[conn_id] = ConnectionProbe(conn_id, make_transport, self._clock)
@@ -615,7 +604,6 @@ class Dispatcher:
     def _troubles(self, now: datetime) -> list[Trouble]:
         """Return what it cannot do now: of the database first, then of connections, then of destinations."""
         found = [trouble for worker in self._workers or () for trouble in worker.troubles(now)]
-        found += filter(None, (canary.trouble(now) for canary in self._canaries))
         failing = {trouble.conn_id for trouble in found if trouble.kind is TroubleKind.CONNECTION}
         probed = (probe.trouble(now) for conn_id, probe in self._probes.items() if conn_id not in failing)
         found += [trouble for trouble in probed if trouble is not None]

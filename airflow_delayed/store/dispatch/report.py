@@ -237,8 +237,6 @@ class TroubleKind(str, Enum):
     DATABASE = "database"
     #: Send and settle messages before their leases end.
     LEASES = "leases"
-    #: Get its own canaries back from a broker in time.
-    CANARY = "canary"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ import pytest
 
 from airflow_delayed.diagnosis import merged
 from airflow_delayed.message import utcnow
-from airflow_delayed.store.dispatch.canary import IN_LEVELS, WHEN_DUE
 from airflow_delayed.ui.models import HeldSelection, LatenessResponse
 from airflow_delayed.ui.verdict import Cause, _by_destination, _joined
 
@@ -43,7 +42,7 @@ def statuses(*causes: Cause) -> dict[str, str]:
     return {one.destination: one.status for one in found}
 
 
-@pytest.mark.parametrize("code", ["connection-fails", "no-dispatcher", "canary"])
+@pytest.mark.parametrize("code", ["connection-fails", "no-dispatcher"])
 def test_what_keeps_a_connection_keeps_also_what_is_not_overdue_yet(code: str) -> None:
     assert statuses(cause(code)) == {"orders": "failing", "emails": "failing"}
 
@@ -60,19 +59,11 @@ def test_the_environment_of_a_store_keeps_what_is_overdue() -> None:
     assert statuses(cause("environment", deliver_conn_id=None)) == {"orders": "failing", "emails": "delivering"}
 
 
-def test_canaries_are_no_destinations() -> None:
-    assert _by_destination({"store": [late(WHEN_DUE), late(IN_LEVELS)]}, []) == []
-
-
-def test_a_canary_follows_from_an_error_of_its_broker_which_keeps_the_destinations() -> None:
+def test_an_error_of_a_broker_says_what_messages_that_stay_in_its_levels_follow_from() -> None:
     missing = cause("missing", connection_id="rabbit", kind="rabbitmq", deliver_conn_id=None)
     warning = cause("stuck", "warning", connection_id="rabbit", kind="rabbitmq", deliver_conn_id=None)
     assert statuses(missing, warning) == {"orders": "late", "emails": "delivering"}
-    found = [("store", cause("canary")), ("rabbit", warning), ("rabbit", missing)]
-    causes = [one for _, one in merged(found, _joined)]
-    assert [one.code for one in causes] == ["missing"], "messages stay in the levels because of it"
-    assert statuses(*causes) == {"orders": "failing", "emails": "failing"}
-    assert [one.code for _, one in merged(found[:2], _joined)] == ["canary", "stuck"], "a warning is no cause"
+    assert [one.code for _, one in merged([("rabbit", warning), ("rabbit", missing)], _joined)] == ["missing"]
 
 
 @pytest.mark.parametrize("minutes, status", [(1, "paused"), (-1, "delivering")])
