@@ -168,15 +168,15 @@ class Delivery(ABC):
         return None
 
     def kept_open(self) -> AbstractContextManager[None]:
-        """Use one connection for all sends within the block, which follow each other within seconds."""
+        """Use one connection for all sends within the block. Where they may be minutes apart, call :meth:`service`."""
         return nullcontext()
 
-    def probe(self) -> None:
-        """Check that the connection works, for a dispatcher that has nothing to send; by default nothing is looked at.
+    def service(self) -> None:
+        """Keep the connection of :meth:`kept_open` open, and check that it works; by default nothing is looked at.
 
-        Called every 5 s from one thread; what it opens stays open until ``close``.
+        A dispatcher that stays calls it each second in which it sends nothing, from one thread at a time.
 
-        :raises TransportUnavailable: it does not.
+        :raises TransportUnavailable: it does not work.
         """
         return
 

@@ -42,6 +42,7 @@ class Watched:
         self.check = inner.check
         self.close = inner.close
         self.kept_open = inner.kept_open
+        self.service = inner.service
         self.late: list[float] = []
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 WINDOW = 1000
 #: Seconds before each try to get a lost connection back, as long as nothing is confirmed in between: 41.5 in all.
 RECONNECT_WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 10.0)
+#: Seconds that a host has to answer between two sends.
+_ANSWER_SECONDS = 5.0
 
 
 class Publisher:
@@ -44,8 +46,8 @@ class Publisher:
         confirm starts them over.
     :param writer: of the messages' AMQP properties; by default in the style of the topology.
     :param on_confirm: called with each message that the broker confirmed.
-    :param keep: keep the connection from one send to the next, until :meth:`close`. It sends no heartbeat in between,
-        so sends must follow each other within seconds.
+    :param keep: keep the connection from one send to the next, until :meth:`close`. It sends heartbeats only in
+        :meth:`send` and :meth:`service`.
     :param patient: False: a destination's refusal (nack) is final in this send, and costs the others no time.
     :param silence: seconds after which a send that is not patient gives up a destination that confirms nothing.
     """
@@ -122,19 +124,7 @@ class Publisher:
             again = session is not None
             with muted_pika():
                 if session is None:
-                    session = Session(
-                        failover.host,
-                        backlog,
-                        hosts=self._hosts,
-                        topology=self._topology,
-                        clock=self._clock,
-                        window=self._window,
-                        sizes=self._sizes,
-                        writer=self._writer,
-                        keep=self._keep,
-                        patient=self._patient,
-                        silence=None if self._patient else self._silence,
-                    )
+                    session = self._session(failover.host, backlog)
                 else:
                     session.again(backlog)
                 reason = session.run(timer)
@@ -167,6 +157,44 @@ class Publisher:
             )
             self._sleep(wait)
             timer.add(wait)
+
+    def service(self) -> None:
+        """Keep the connection open between two sends, and check that the broker answers; open one if there is none.
+
+        :raises TransportUnavailable: no host answers.
+        """
+        session, self._kept = self._kept, None
+        with muted_pika():
+            if session is not None and session.service(_ANSWER_SECONDS):
+                self._kept = session
+                return
+            # the broker was restarted since the last call, or something between closed an idle connection
+            failover = HostFailover(self._hosts, ())
+            while True:
+                session = self._session(failover.host, Backlog(self._conn_id, iter(())))
+                reason = session.run(ConfirmTimer(_ANSWER_SECONDS, 1, monotonic=self._monotonic))
+                if session.kept:
+                    self._kept = session
+                    return
+                reason = reason or ConnectionError("the broker closed the channel")
+                failover.failed(describe_error(reason, failover.host), opened=session.opened)
+                if failover.wait() is None:
+                    raise TransportUnavailable(f"connection {self._conn_id!r}: {failover}") from reason
+
+    def _session(self, host: Parameters, backlog: Backlog) -> Session:
+        return Session(
+            host,
+            backlog,
+            hosts=self._hosts,
+            topology=self._topology,
+            clock=self._clock,
+            window=self._window,
+            sizes=self._sizes,
+            writer=self._writer,
+            keep=self._keep,
+            patient=self._patient,
+            silence=None if self._patient else self._silence,
+        )
 
     def close(self) -> None:
         """Close a connection that was kept."""

@@ -187,6 +187,41 @@ class Session:
         self._finished = False
         self._loop.call_later(0, self._resume)
 
+    def service(self, seconds: float) -> bool:
+        """Answer heartbeats on a connection that was kept, and return whether the broker answers in so many seconds.
+
+        If not, the connection is closed. Of destinations nothing is known afterwards, for their queues may change until
+        the next backlog.
+        """
+        answers: list[object] = []
+
+        def answered(frame: object) -> None:
+            answers.append(frame)
+            self._loop.stop()
+
+        if self.kept:
+            # a broker in alarm reads nothing, and is not away
+            asks = self.blocked is None
+            if asks:
+                # for a channel without consumers it changes nothing
+                self._channel.basic_qos(callback=answered)
+            over = self._loop.call_later(seconds if asks else 0, self._loop.stop)
+            self._loop.start()
+            self._loop.remove_timeout(over)
+        if self.kept and (answers or self.blocked is not None):
+            self._destinations.direct.clear()
+            self._addresses.clear()
+            if self._windows is not None:
+                self._windows = DestinationWindows()
+            return True
+        with contextlib.suppress(Exception):
+            self._keep = False
+            if not self._connection.is_closed:
+                self._end(ConfirmTimeout(f"no answer within {seconds:g} s"))
+                self._loop.start()
+        self._loop.close()
+        return False
+
     def close(self) -> None:
         """Close a connection that was kept."""
         with contextlib.suppress(Exception):

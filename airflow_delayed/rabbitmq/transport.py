@@ -78,7 +78,6 @@ class RabbitMQTransport(Delivery):
         self._window = window
         self._keeps = False
         self._kept: Publisher | None = None
-        self._probed: BlockingConnection | None = None
 
     @cached_property
     def topology(self) -> Topology:
@@ -220,6 +219,9 @@ class RabbitMQTransport(Delivery):
         :meth:`airflow_delayed.rabbitmq.publisher.Publisher.send`.
         """
         require_client()
+        return self._publisher().send(messages)
+
+    def _publisher(self) -> Publisher:
         from airflow_delayed.rabbitmq.publisher import WINDOW, Publisher
 
         publisher = self._kept or Publisher(
@@ -234,11 +236,25 @@ class RabbitMQTransport(Delivery):
         )
         if self._keeps:
             self._kept = publisher
-        return publisher.send(messages)
+        return publisher
+
+    def service(self) -> None:
+        """Answer the broker's heartbeats on the connection of :meth:`kept_open`, and check that the broker answers.
+
+        Opens the connection if there is none.
+
+        :raises TransportUnavailable: no host answers. The next call or send goes by what the connection says then.
+        """
+        require_client()
+        try:
+            self._publisher().service()
+        except TransportUnavailable:
+            self._kept = None
+            raise
 
     @contextmanager
     def kept_open(self) -> Iterator[None]:
-        """Use one connection for all sends within the block, which follow each other within seconds."""
+        """Use one connection for all sends within the block; where they are minutes apart, :meth:`service` keeps it."""
         self._keeps = True
         try:
             yield
@@ -319,11 +335,7 @@ class RabbitMQTransport(Delivery):
         return TopologyEndpoint(self.conn_id, self.topology, self._hosts(), self._connected, self._facts)
 
     def close(self) -> None:
-        """Close the connection of :meth:`probe`: any other call has its own, since the broker would cut an idle one."""
-        probed, self._probed = self._probed, None
-        if probed is not None and probed.is_open:
-            with suppress(TransportUnavailable), self._explained():
-                probed.close()
+        """Do nothing: each call, or the block of :meth:`kept_open`, closes its own connection."""
 
     def dataset(self, destination: str) -> Dataset:
         """Return OpenLineage's name of a queue, by the first host of the connection."""
@@ -331,19 +343,6 @@ class RabbitMQTransport(Delivery):
         from airflow_delayed.rabbitmq.connection import host_name
 
         return rabbitmq_queue(host_name(first), first.virtual_host, destination)
-
-    def probe(self) -> None:
-        """Check that the broker answers; the connection stays open, for a login every 5 s would fill the broker's log.
-
-        :raises TransportUnavailable: it does not.
-        """
-        from airflow_delayed.rabbitmq.connection import connect
-
-        with self._explained():
-            if self._probed is None or not self._probed.is_open:
-                self._probed = connect(self.conn_id, self._hosts())
-            # a round trip
-            self._probed.channel().close()
 
     @contextmanager
     def _connected(self) -> Iterator[BlockingConnection]:

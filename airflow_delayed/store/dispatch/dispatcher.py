@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from datetime import datetime, timedelta
-from functools import partial
 from math import inf
 from threading import Event
 from typing import Any, Literal
@@ -31,7 +30,6 @@ from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.dispatch import claim, settle
 from airflow_delayed.store.dispatch.limits import Activity, RateLimit
 from airflow_delayed.store.dispatch.loop import LEASED_SLEEP, DispatchLoop
-from airflow_delayed.store.dispatch.probe import ConnectionProbe
 from airflow_delayed.store.dispatch.prune import Pruner
 from airflow_delayed.store.dispatch.report import (
     HEARTBEAT,
@@ -42,7 +40,6 @@ from airflow_delayed.store.dispatch.report import (
     Meter,
     Reach,
     Trouble,
-    TroubleKind,
     record_heartbeat,
     staying,
 )
@@ -70,8 +67,8 @@ _MOST_OVERDUE = 10_000
 CLAIMED_AHEAD = timedelta(seconds=0.2)
 #: Seconds that a pass waits for a worker after the first has ended: what is due on the others need not wait for it.
 BESIDE = 0.01
-#: Seconds for which its end waits for probes of connections that hang.
-WATCHED = 2.0
+#: Seconds from one look at a connection that is kept open to the next, and for which the end waits for one that hangs.
+SERVICE_EVERY, SERVICE_ENDS = 1.0, 2.0
 #: Seconds within which a dispatcher that stays hands over at its end what falls due next.
 HAND_OVER = 20.0
 
@@ -85,8 +82,8 @@ class Dispatcher:
 
     :meth:`run` does everything. A caller with its own sleep calls :meth:`once` for each pass, :meth:`next_due` for the
     length of the sleep, :meth:`finish` at the end, and :meth:`close` in any case; from one thread at a time.
-    :meth:`stop` may be called from any thread. A dispatcher has two to four threads for each connection, of RabbitMQ
-    one more if it stays (:mod:`airflow_delayed.store.dispatch.probe`), and one each for the leases, the signs of life,
+    :meth:`stop` may be called from any thread. A dispatcher has two to four threads for each connection, one more if it
+    stays, which keeps the connection open and looks at it each second, and one each for the leases, the signs of life,
     the watchdog and forgetting old ids; :meth:`close` joins them.
 
     :param conn_id: the store's name; on the list ``deliver_conn_ids`` it means its own queue tables.
@@ -164,8 +161,8 @@ class Dispatcher:
             rate=rate,
         )
         self._workers: list[ConnectionWorker | QueueTableWorker] | None = None
-        #: Of a dispatcher that stays, by connection.
-        self._probes: dict[str, ConnectionProbe] = {}
+        #: Of a dispatcher that stays: they keep connections open, and look at them.
+        self._tickers: list[Ticker] = []
         self._threads: ThreadPoolExecutor | None = None
         #: What is at work, in this pass or since an earlier one.
         self._running: dict[ConnectionWorker | QueueTableWorker, Future[Any]] = {}
@@ -491,17 +488,17 @@ class Dispatcher:
     def close(self) -> None:
         """End what is being sent, join all threads, close the transports, and write the end to the store."""
         self._stop.set()
-        for probe in self._probes.values():
-            probe.stop()
+        for ticker in self._tickers:
+            ticker.stop()
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
             self._count(DispatchReport())
+        ends = time.monotonic() + SERVICE_ENDS
+        for ticker in self._tickers:
+            ticker.close(max(0.0, ends - time.monotonic()))
         for worker in self._workers or ():
             worker.close()
-        ends = time.monotonic() + WATCHED
-        for probe in self._probes.values():
-            probe.close(max(0.0, ends - time.monotonic()))
         if self._heartbeat is not None:
             self._heartbeat.close()
             log.info("store %r: %s", self._conn_id, self.report)
@@ -535,11 +532,12 @@ class Dispatcher:
         if conn_id == self._conn_id:
             return QueueTableWorker(self._repository, counter, self._schema)
         transport = self._transport(conn_id, for_suspects=suspects is not None)
-        if self._stays and conn_id not in self._probes and _looks(transport):
-            make_transport = partial(self._transport, conn_id, for_suspects=False)
-            self._probes[conn_id] = ConnectionProbe(conn_id, make_transport, self._clock)
-        ahead = CLAIMED_AHEAD if self._stays else timedelta(0)
-        return ConnectionWorker(self._repository, counter, transport, self._reach(conn_id, transport), ahead, suspects)
+        ahead, reach = CLAIMED_AHEAD if self._stays else timedelta(0), self._reach(conn_id, transport)
+        worker = ConnectionWorker(self._repository, counter, transport, reach, ahead, suspects)
+        if self._stays and suspects is None:
+            worker.keep_open()
+            self._tickers.append(Ticker("delayed-connection", SERVICE_EVERY, worker.service))
+        return worker
 
     def _transport(self, conn_id: str, *, for_suspects: bool) -> Delivery:
         transport = with_defaults(self._transports(conn_id, self._clock))
@@ -604,9 +602,6 @@ class Dispatcher:
     def _troubles(self, now: datetime) -> list[Trouble]:
         """Return what it cannot do now: of the database first, then of connections, then of destinations."""
         found = [trouble for worker in self._workers or () for trouble in worker.troubles(now)]
-        failing = {trouble.conn_id for trouble in found if trouble.kind is TroubleKind.CONNECTION}
-        probed = (probe.trouble(now) for conn_id, probe in self._probes.items() if conn_id not in failing)
-        found += [trouble for trouble in probed if trouble is not None]
         return self._repository.troubles() + sorted(found, key=lambda one: (one.destination is not None, one.since))
 
     def _record_heartbeat(self, connection: Connection, now: datetime) -> None:
@@ -632,8 +627,3 @@ class Dispatcher:
 
     def _count_overdue(self, connection: Connection, now: datetime, late: timedelta, limit: int) -> int:
         return count_overdue(connection, self._tables, self._delivers, now, late, limit)
-
-
-def _looks(transport: Delivery) -> bool:
-    """Return whether a transport can look whether its connection works."""
-    return getattr(type(transport), "probe", Delivery.probe) is not Delivery.probe

@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, wait
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
-from threading import Event
+from threading import Event, Lock
 
 from sqlalchemy import Connection
 
@@ -75,6 +76,9 @@ MISSING_FOR = 15.0
 SILENCE, PATIENT_SILENCE = 1.0, 10.0
 #: Seconds between two checks of the leases during a send; a lease is renewed long before it ends.
 CHECK_SECONDS = 0.05
+#: Seconds of a look at a connection without an answer, after which it does not work; and from one look whether a run
+#: that waits for it is to end to the next.
+_SILENT_AFTER, _STEP = 5.0, 0.5
 #: Seconds of a claim, after which what was sent meanwhile is settled beside it: the claim may pass over a million
 #: messages that a pause holds.
 SLOW_CLAIM = 0.5
@@ -272,6 +276,14 @@ class ConnectionWorker:
         self._closed_destinations: dict[str, str] = {}
         #: Destinations that take no messages at present: their messages wait in the store, and cost nobody else time.
         self._resting = _Resting(conn_id)
+        #: Held by a run, or by a look at the connection between two runs.
+        self._in_use = Lock()
+        #: Of a dispatcher that stays: what keeps the connection open between two runs.
+        self._kept_open: ExitStack | None = None
+        self._closed = False
+        #: Since when the connection does not work between two runs, and why; when the look began that has no answer.
+        self._lost: tuple[datetime, str] | None = None
+        self._looks_since: datetime | None = None
         limit = repository.policy.time_to_trigger_dispatch_circuit_breaker
         self._breaker = Breaker(f"connection {conn_id!r}: dispatching", limit, repository.monotonic, repository.clock)
 
@@ -292,15 +304,44 @@ class ConnectionWorker:
 
     def troubles(self, now: datetime) -> list[Trouble]:
         """Return what it cannot do now: send anything, or to some destinations; from any thread."""
-        since = self._breaker.failing_since
+        since, reason, looks_since = self._breaker.failing_since, self._breaker.last, self._looks_since
+        if since is None and self._lost is not None:
+            since, reason = self._lost
+        elif since is None and looks_since is not None and (now - looks_since).total_seconds() > _SILENT_AFTER:
+            since, reason = looks_since, "no answer in time"
         if since is None:
             return _troubles(self.conn_id, self._resting, self.counter, now)
-        return [Trouble(kind=TroubleKind.CONNECTION, conn_id=self.conn_id, since=since, reason=self._breaker.last)]
+        return [Trouble(kind=TroubleKind.CONNECTION, conn_id=self.conn_id, since=since, reason=reason)]
+
+    def keep_open(self) -> None:
+        """Keep the connection open between two runs too; then :meth:`service` has to be called."""
+        self._kept_open = ExitStack()
+        self._kept_open.enter_context(self._transport.kept_open())
+
+    def service(self) -> None:
+        """Keep the connection open, and note whether it works, unless a run uses it; from a thread of its own."""
+        if self.unavailable is not None or not self._in_use.acquire(blocking=False):
+            return
+        began = self._looks_since = self._repository.clock()
+        try:
+            self._transport.service()
+        except Exception as error:
+            self._lost = (began if self._lost is None else self._lost[0]), self._log_failure(error)
+        else:
+            if self._lost is not None:
+                self._log_success()
+        finally:
+            self._looks_since = None
+            self._in_use.release()
+            if self._closed:
+                self.close()
 
     def renew(self, transport: Delivery) -> None:
         """Go on after the breaker has tripped, over another transport, with what Airflow has of the connection now."""
-        self._transport.close()
+        self._close_transport()
         self._transport = transport
+        if self._kept_open is not None:
+            self.keep_open()
         self._breaker.restart()
         self.unavailable, self.cause = None, None
 
@@ -310,9 +351,12 @@ class ConnectionWorker:
         :param threads: has a free thread, which settles and claims while this one sends.
         :raises BreakerTripped: the store's own database has failed for too long.
         """
+        while not self._in_use.acquire(timeout=_STEP):
+            if self._repository.stop.is_set():
+                return
         self._closed_destinations.clear()
         try:
-            with self._transport.kept_open():
+            with self._transport.kept_open() if self._kept_open is None else nullcontext():
                 self._run(threads)
         except BaseException:
             unsettled = [batch for batch in self._open if not batch.finished]
@@ -322,13 +366,22 @@ class ConnectionWorker:
         finally:
             self._open.clear()
             self.refresh()
+            self._in_use.release()
 
     def refresh(self) -> None:
         """Let the turns know what rests, and what is suspect, between two runs."""
         self.turns = self._with_rests()
 
     def close(self) -> None:
-        """Close the transport."""
+        """Close the transport; if a look at it hangs, when that ends."""
+        self._closed = True
+        if self._in_use.acquire(blocking=False):
+            self._close_transport()
+            self._in_use.release()
+
+    def _close_transport(self) -> None:
+        if self._kept_open is not None:
+            self._kept_open.close()
         self._transport.close()
 
     def _run(self, threads: Executor) -> None:
@@ -360,16 +413,26 @@ class ConnectionWorker:
                 continue
             # nothing is sent through this connection for a while, so the rows are released for other dispatchers
             self._settle([*sent, *claimed])
-            reason = explained(error).removeprefix(f"connection {self.conn_id!r}: ")
-            if reason != self._logged:
-                self._logged = reason
-                log.warning("%s; it is tried again, and that it works again is logged", about(self.conn_id, error))
-            if self._breaker.failure(reason):
+            if self._breaker.failure(self._log_failure(error)):
                 self.unavailable, self.cause = str(self._breaker), error
             if self.unavailable or self._repository.stop.is_set():
                 return
             self._repository.sleep(min(self._backoff.next(), self._breaker.remaining))
             settled, sent, claimed = False, [], self._settle_and_claim([], idle)
+
+    def _log_failure(self, error: Exception) -> str:
+        """Log why the connection does not work, once, and return it."""
+        reason = explained(error).removeprefix(f"connection {self.conn_id!r}: ")
+        if reason != self._logged:
+            self._logged = reason
+            log.warning("%s; it is tried again, and that it works again is logged", about(self.conn_id, error))
+        return reason
+
+    def _log_success(self) -> None:
+        self._lost = None
+        if self._logged:
+            self._logged = ""
+            log.warning("connection %r works again", self.conn_id)
 
     # -- settling and claiming -----------------------------------------------------------------------------------------
 
@@ -443,9 +506,7 @@ class ConnectionWorker:
                 break
         self._closed_destinations.update(result.closed_destinations)
         if result.confirmed or (result.answered and result.connection_error is None):
-            if self._logged:
-                self._logged = ""
-                log.warning("connection %r works again", self.conn_id)
+            self._log_success()
             self._breaker.success()
             self._backoff.reset()
         error, error_destination = result.connection_error, self._policy.error_destination

@@ -1,4 +1,4 @@
-"""One connection for sends that follow each other closely."""
+"""One connection for several sends, which is serviced where they are far apart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from support.proxy import Proxy
 from support.rabbitmq import VirtualHost
 
-from airflow_delayed.errors import SendFailed
+from airflow_delayed.errors import DestinationMissing, SendFailed, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage, utcnow
 
@@ -64,3 +64,55 @@ def test_a_send_that_failed_does_not_spoil_the_next(hook: RabbitMQDelayHook, vho
             hook.send([message("b"), message("x", "gone"), message("c")])
         hook.send([message("d")])
     assert ids(vhost, 3) == ["a", "b", "d"]
+
+
+def test_a_connection_is_kept_while_nothing_is_sent(hook: RabbitMQDelayHook, vhost: VirtualHost, proxy: Proxy):
+    with hook.kept_open():
+        for name in "abc":
+            for _ in range(3):
+                hook.service()
+            hook.send([message(name)])
+        assert proxy.taken == 1
+    assert ids(vhost, 3) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("ends", [Proxy.cut, Proxy.fall_silent])
+def test_a_connection_that_ended_while_nothing_was_sent_is_opened_again(
+    hook: RabbitMQDelayHook, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, ends
+):
+    with hook.kept_open():
+        hook.service()
+        monkeypatch.setattr("airflow_delayed.rabbitmq.publisher._ANSWER_SECONDS", 2.0)
+        assert ends(proxy) == 1
+        hook.service()
+        assert proxy.taken == 2
+
+
+def test_a_broker_that_hangs_or_is_away_is_an_error_until_it_answers(
+    vhost: VirtualHost, proxy: Proxy, connect, monkeypatch: pytest.MonkeyPatch
+):
+    to = {**vhost.connection_with(connection_timeout=1000), "host": "127.0.0.1", "port": proxy.port}
+    connect("broker", **to)
+    hook = RabbitMQDelayHook("broker")
+    with hook.kept_open():
+        hook.service()
+        monkeypatch.setattr("airflow_delayed.rabbitmq.publisher._ANSWER_SECONDS", 1.0)
+        proxy.hang()
+        with pytest.raises(TransportUnavailable, match=f"connection 'broker': 127.0.0.1:{proxy.port}: "):
+            hook.service()
+        connect("broker", **{**to, "port": 1})
+        with pytest.raises(TransportUnavailable, match="nothing listens on that host and port"):
+            hook.service()
+        proxy.go_on()
+        connect("broker", **vhost.connection)
+        hook.service()
+
+
+def test_a_queue_that_was_deleted_while_nothing_was_sent_is_missing(hook: RabbitMQDelayHook, vhost: VirtualHost):
+    with hook.kept_open():
+        hook.send([message("a")])
+        vhost.collect("q", enough=1)
+        vhost.manage("DELETE", "queues/{vhost}/q")
+        hook.service()
+        with pytest.raises(DestinationMissing):
+            hook.send([message("b")])
