@@ -23,8 +23,6 @@ from services import packages, process, rabbitmq
 from services.rabbitmq import Broker
 
 SIZE = 3
-#: Moves the clock of a process; Debian's package has it in a folder that is named after the architecture.
-_FAKETIME = "/usr/lib/*/faketime/libfaketimeMT.so.1"
 #: By default guest may log in from the node's own loopback address alone.
 _CONFIGURATION = ("cluster_formation.peer_discovery_backend = classic_config", "loopback_users = none")
 #: An Ethernet address that no interface has: a packet to it is lost without an answer.
@@ -62,7 +60,6 @@ class Node(Broker):
         super().__init__(folder, host=network.host)
         self.network = network
         self._within = network.within
-        self._ahead = 0.0
 
     def join(self, nodes: Sequence[Node], cookie: str, epmd_port: int) -> None:
         """Have it form a cluster with these nodes, itself among them, when it starts for the first time."""
@@ -93,24 +90,12 @@ class Node(Broker):
         process.signal_group(self._server, number)
 
     def restore(self) -> None:
-        """Have it run, with the machine's clock, whatever was done to it."""
-        if self._ahead:
-            self.kill()
-            self.set_clock(0)
+        """Have it run, whatever was done to it."""
         if self._server is None or process.ended(self._server):
             self.start()
         else:
             self.thaw()
             self.wait_until_ready()
-
-    def set_clock(self, ahead: float) -> None:
-        """Move its clock so many seconds ahead of the machine's, from its next start on; 0: the machine's clock."""
-        # in the file, which its start script reads as the server's user: libfaketime keeps what it shares as that user
-        library = _faketime() if ahead else ""
-        moved = {"LD_PRELOAD": library, "FAKETIME": f"{ahead:+f}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-        lines = [f"export {name}='{value}'\n" for name, value in moved.items()] if ahead else []
-        (self.folder / "rabbitmq-env.conf").write_text("".join(lines))
-        self._ahead = ahead
 
 
 class Cluster:
@@ -275,13 +260,3 @@ def _run(*command: str | None) -> None:
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
-
-
-def _faketime() -> str:
-    """Return the path of libfaketime, installed if it is missing."""
-    found = sorted(Path("/").glob(_FAKETIME[1:]))
-    if not found:
-        # the program comes with the library
-        packages.require("faketime", "faketime")
-        found = sorted(Path("/").glob(_FAKETIME[1:]))
-    return str(found[0])

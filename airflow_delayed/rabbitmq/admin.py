@@ -15,7 +15,6 @@ from airflow_delayed.rabbitmq import cluster, declare, verify
 from airflow_delayed.rabbitmq.connection import server_version
 from airflow_delayed.rabbitmq.declare import Binding, Declaration, Exchange, Queue
 from airflow_delayed.rabbitmq.management import BindingFacts, Facts, Management, PolicyFacts, survey
-from airflow_delayed.rabbitmq.node_clocks import NodeClocks
 from airflow_delayed.rabbitmq.topology import Topology
 from airflow_delayed.rabbitmq.waiting import Waiting, waiting
 
@@ -48,7 +47,7 @@ class TopologyAdmin:
 
     # verify and count
 
-    def verify(self, destinations: Sequence[str], top_position: int | None, clocks: NodeClocks) -> TopologyReport:
+    def verify(self, destinations: Sequence[str], top_position: int | None) -> TopologyReport:
         """Compare the broker with what messages need that enter at ``top_position`` or below; None: at any."""
         parts = declare.plan(self.topology, destinations, top_position=top_position)
         broker = (self.management.version() if self.management else None) or server_version(self.connection)
@@ -61,7 +60,7 @@ class TopologyAdmin:
         findings = verify.judge(
             self.topology, destinations, parts, found, top_position, facts=facts, broker=broker, counts=counts
         )
-        return TopologyReport((*findings, *verify.unanswered(left), *clocks.judge(self.absent.why)))
+        return TopologyReport((*findings, *verify.unanswered(left)))
 
     def waiting(self, now: datetime) -> Waiting:
         """Count the messages in each level."""

@@ -225,18 +225,6 @@ class Management:
         found = self._get("nodes", columns="name,running")
         return {node["name"]: node.get("running", False) for node in found} if isinstance(found, list) else None
 
-    def connected(self) -> Mapping[str, tuple[str, float]]:
-        """Return the node of each connection by its name, and when it was opened by that node's clock, in Unix seconds.
-
-        A new connection is shown with the broker's next statistics, within 5 s by default.
-        """
-        found = self._get(f"vhosts/{self._vhost}/connections", columns="node,connected_at,user_provided_name")
-        return {
-            each["user_provided_name"]: (each["node"], each["connected_at"] / 1000)
-            for each in (found if isinstance(found, list) else ())
-            if each.keys() >= {"user_provided_name", "node", "connected_at"}
-        }
-
     def put_policy(self, policy: PolicyFacts) -> None:
         """Set a policy.
 
@@ -323,7 +311,7 @@ def reach(parameters: Sequence[ConnectionParameters], url: str | None = None) ->
 
 def _ask(host: Parameters, url: str | None, timeout: httpx.Timeout) -> Management | Facts:
     """Return the management API of a host, or why there is none."""
-    client, why = client_for(host, url)
+    client, why = _client_for(host, url)
     if client is None:
         return Facts(why=why)
     where, silent = str(client.base_url).rstrip("/"), False
@@ -372,7 +360,7 @@ def list_queues(host: Parameters, url: str | None, seconds: float) -> Facts:
         return management.list_queues()
 
 
-def client_for(host: Parameters, url: str | None) -> tuple[httpx.Client | None, str]:
+def _client_for(host: Parameters, url: str | None) -> tuple[httpx.Client | None, str]:
     """Return a client of the management API of a host, or None and why there is none; the url is that of reach."""
     context = host.ssl_options.context if host.ssl_options else None
     login = host.credentials if isinstance(host.credentials, PlainCredentials) else None

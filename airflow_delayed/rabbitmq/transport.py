@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from airflow_delayed.celery import warning_without_task
@@ -25,6 +25,7 @@ from airflow_delayed.message import DelayedMessage, ceil_seconds, delay_seconds,
 from airflow_delayed.nservicebus import warning_without_type
 from airflow_delayed.rabbitmq import declare
 from airflow_delayed.rabbitmq.topology import CELERY, DELAYED, Topology, check_message, fits, topology_of
+from airflow_delayed.threads import in_thread
 
 if TYPE_CHECKING:
     from pika import ConnectionParameters
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Seconds that the broker keeps a temporary queue without a consumer, beyond the time for which it is wanted.
 _GRACE = 60
+#: Seconds that each of several hosts has for the login during a ``verify``.
+_LOGIN_SECONDS = 2.0
 
 
 def require_client() -> None:
@@ -163,8 +166,8 @@ class RabbitMQTransport(Delivery):
         Over AMQP: exchanges, queues and their arguments, the broker's version, messages that were unroutable. With the
         management API also bindings, policies, feature flags, destinations that leak into each other or reject messages
         when full, messages stuck in dead-lettering, queues without a leader or with too few members, and nodes that do
-        not run (for a user with the tag monitoring), and where the connection lists several hosts the clocks of the
-        nodes; without it the report has each of these as unknown.
+        not run (for a user with the tag monitoring); without it the report has each of these as unknown. Of the
+        connection's hosts, it names those that take no login, unless the broker is one node.
 
         :raises LimitExceeded: ``max_delay`` or a destination's name is beyond the limits.
         :raises TransportUnavailable: the broker cannot be reached or refuses the user.
@@ -176,11 +179,20 @@ class RabbitMQTransport(Delivery):
         names = list(destinations)
         declare.plan(self.topology, names)
         require_client()
-        from airflow_delayed.rabbitmq.node_clocks import NodeClocks
+        from airflow_delayed.rabbitmq import verify
+        from airflow_delayed.rabbitmq.connection import host_name, login_problems
 
-        url = self._connection().extra.get("management_url")
-        with self._admin() as admin, NodeClocks(self._hosts(), url, admin.management) as clocks:
-            return admin.verify(names, top, clocks)
+        hosts, logins = self._hosts(), None
+        with self._admin() as admin:
+            nodes = admin.management.nodes() if admin.management and len(hosts) > 1 else None
+            # one node may have several addresses
+            if len(hosts) > 1 and (nodes is None or len(nodes) > 1):
+                logins = in_thread(partial(login_problems, hosts, seconds=_LOGIN_SECONDS), "delayed-logins")
+            report = admin.verify(names, top)
+        if logins is None:
+            return report
+        problems = zip(map(host_name, hosts), logins.result(), strict=True)
+        return TopologyReport((*report.findings, *verify.unreachable(problems, _LOGIN_SECONDS)))
 
     def waiting(self) -> Waiting:
         """Count the messages in each level, with the time when they fall due; ``str()`` of it is a table.

@@ -127,6 +127,23 @@ def unanswered(left: int) -> Iterator[Finding]:
         yield unknown("slow", f"{left} exchanges and queues", why)
 
 
+def unreachable(problems: Iterable[tuple[str, str | None]], seconds: float) -> Iterator[Finding]:
+    """Report hosts that took no login within so many seconds.
+
+    :param problems: each host, and why it took none.
+    """
+    for name, problem in problems:
+        if problem is not None:
+            yield Finding(
+                state=State.WARNING,
+                resource=f"host {name}",
+                found=f"no login within {seconds:g} s: {problem}",
+                code="host-unreachable",
+                remedy="if nothing listens there, start its node; if it takes connections and answers nothing, it"
+                " hangs: restart it; else look for a firewall",
+            )
+
+
 def exact_arguments(parts: Iterable[Declaration], found: Iterable[Finding], facts: Facts) -> Iterator[Finding]:
     """Replace AMQP's finding of a part, the first argument that differs, by one for each argument that does.
 

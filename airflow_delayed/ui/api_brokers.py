@@ -174,14 +174,14 @@ async def rabbitmq_figures(connection_id: str, pool: HookPool) -> RabbitMQSummar
 
 
 def _differing(connection_id: str) -> list[FindingResponse]:
-    """Return what is missing or differs in the delay levels, and clocks of nodes: one of each kind, with their number.
+    """Return what is missing or differs in the delay levels, one of each kind, with their number.
 
     What has no leader is in the figures already.
     """
     with closing(delivery_for(connection_id)) as hook:
         errors = [each for each in with_remedies(connection_id, hook.verify(())) if each.severity == "error"]
     wrong = (State.MISSING, State.DIFFERS)
-    found = one_of_each(each for each in errors if each.state in wrong or each.code in ("binding", "node-clock"))
+    found = one_of_each(each for each in errors if each.state in wrong or each.code == "binding")
     return [FindingResponse.of(each) for each in found]
 
 

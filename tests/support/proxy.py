@@ -18,8 +18,6 @@ class Proxy:
     def __init__(self, target: int, host: str = "127.0.0.1") -> None:
         #: How many connections were taken so far.
         self.taken = 0
-        #: What clients of AMQP sent to log in, with the names of their connections.
-        self.greetings: list[bytes] = []
         self._target = host, target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -88,8 +86,6 @@ class Proxy:
     def _pass_on(self, one: socket.socket, other: socket.socket, both: threading.Barrier) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(65_536):
-                if b"connection_name" in data:
-                    self.greetings.append(data)
                 self._flowing.wait()
                 # what comes after it fell silent is swallowed
                 if one not in self._silent:

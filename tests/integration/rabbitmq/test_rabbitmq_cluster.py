@@ -1,4 +1,4 @@
-"""Nodes of a cluster that are killed, frozen, cut off or have a wrong clock: what was confirmed arrives, never early.
+"""Nodes of a cluster that are killed, frozen or cut off: what was confirmed arrives, never early.
 
 At the end of a run stands a table of these tests: what was confirmed, arrived, came twice, was lost or early, how late
 it came, the longest time without a confirm, the time from the fault to the first text that names its cause, and what
@@ -321,25 +321,6 @@ def test_the_nodes_are_restarted_one_after_the_other(cluster: Cluster, start: St
             node.start()
 
     assert run.play("rolling restart", faults, cause=DOWN).early == 0
-
-
-def test_leaders_on_a_node_whose_clock_is_ahead(cluster: Cluster, start: Start) -> None:
-    """RabbitMQ lets a message expire by the clock of the leader's node: the one case in which messages come early."""
-    run = start(cluster, client=cluster.nodes[0])
-    run.third.stop()
-    run.third.set_clock(12)
-    run.third.start()
-
-    def faults() -> None:
-        cluster.lead(run.third, run.vhost.name)
-        run.fault_begins()
-        require(run.verify(), "error", "node-clock")
-
-    batch = messages_due(1000, rate=RATE, after=(30, 40))
-    cluster.lead(run.leader, run.vhost.name)
-    # when all were sent: who puts a message into a level by the same clock lets it out in time
-    outcome = run.play("leaders moved to a node 12 s ahead", faults, batch, cause="s ahead of ", before=12)
-    assert outcome.early == len(batch)
 
 
 @pytest.mark.parametrize("client", [0, 1], ids=["the sender's node", "another node"])
