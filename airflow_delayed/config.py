@@ -11,7 +11,6 @@ from math import inf, nan
 from tempfile import gettempdir
 
 from airflow_delayed.errors import InvalidMessage, InvalidOption
-from airflow_delayed.identity import MAX_NAME
 from airflow_delayed.message import delay_of
 from airflow_delayed.provider_info import get_provider_info
 
@@ -41,14 +40,6 @@ def remember() -> timedelta:
 def cancel_grace() -> timedelta:
     """Return how long a cancel can be taken back; zero: not at all, and nothing of a cancelled message is kept."""
     return _span("cancel_grace")
-
-
-def environment() -> str | None:
-    """Return the name of the environment that dispatchers here belong to; None: they do not compare it."""
-    text = _text("environment")
-    if len(text) > MAX_NAME:
-        raise InvalidOption("environment", text, f"the name may have {MAX_NAME} characters")
-    return text or None
 
 
 def max_past() -> timedelta:

@@ -253,10 +253,6 @@ class UnsupportedConnection(DelayedError):
         )
 
 
-class WrongEnvironment(DelayedError):
-    """A store is of another environment than the dispatcher's host, as a copy may be; nothing was claimed."""
-
-
 class NotAStore(UnsupportedConnection):
     """The connection is that of a broker, and messages of a store were to be looked up or changed."""
 

@@ -133,13 +133,6 @@ def get_provider_info() -> dict[str, Any]:
                         default=str(CANCEL_GRACE),
                         example="3600",
                     ),
-                    "environment": _option(
-                        "The name of this environment, such as production. A dispatcher refuses a store of another"
-                        " environment, such as a restored copy. By default it does not compare.",
-                        "string",
-                        default="",
-                        example="production",
-                    ),
                     "max_past": _option(
                         "How many seconds before its first try began a send may find messages due without asking its"
                         " past_due=.",

@@ -285,20 +285,6 @@ def rates_(args: Namespace) -> None:
         show([{"destination": name, "per_second": rate} for name, rate in rates.items()], args.output)
 
 
-@suppress_logs_and_warning
-def environment_(args: Namespace) -> None:
-    """``airflow delayed environment``."""
-    with store_of(args) as store:
-        former = store.environment()
-        if args.name is not None and args.name != former:
-            change = f"{former or 'no environment'} becomes {args.name}"
-            what = f"{change}, whose dispatchers then deliver what waits here: {store.count():,} messages"
-            if not (args.yes or confirmed(what)):
-                raise SystemExit("Nothing was changed.")
-            store.set_environment(args.name, actor=actor_of(args), because=args.because)
-        show([{"environment": store.environment(), "former": former}], args.output)
-
-
 def _rate(text: str) -> tuple[str, float | None]:
     """Return destination and rate of an argument."""
     destination, _, number = text.rpartition("=")

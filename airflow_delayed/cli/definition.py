@@ -72,7 +72,6 @@ _REASON = _several(
     "What to purge, may be given several times: failed, expired, remembered (default: all of them)",
     choices=("failed", "expired", "remembered"),
 )
-_ENVIRONMENT = _arg("name", "The store's environment from now on", nargs="?")
 _DRY_RUN = _switch("--dry-run", "Change nothing, and report what would happen")
 
 _EXAMINED = _several("--conn-id", "A connection to examine, of any kind; also several")
@@ -270,14 +269,6 @@ def get_delayed_commands() -> list[CLICommand]:
                     (*_STORE, _RATES, _ACTOR, _BECAUSE, *_SHOWN),
                     "A rate is how many messages a second all dispatchers of the store together send to a destination"
                     " at most. It is kept in the store; dispatchers at work follow it within 5 seconds.",
-                ),
-                _command(
-                    "environment",
-                    "Show or change the environment that a store is of",
-                    (*_STORE, _ENVIRONMENT, ARG_YES, _ACTOR, _BECAUSE, *_SHOWN),
-                    "A dispatcher of another environment (option of section delayed) takes no message from it. Give a"
-                    " copy the name of its own environment when what waits in it may be delivered from there. It counts"
-                    " what waits and asks, unless --yes is given.",
                 ),
                 _command(
                     "install",

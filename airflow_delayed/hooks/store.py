@@ -136,10 +136,6 @@ class DelayedStoreHook(Store, BaseHook):
         """Return how long a cancel can be taken back: ``[delayed] cancel_grace``."""
         return config.cancel_grace()
 
-    def host_environment(self) -> str | None:
-        """Return the name of the environment that dispatchers here belong to: ``[delayed] environment``."""
-        return config.environment()
-
     def actor(self) -> str:
         """Return the task that works here, with the user who triggered its run; elsewhere, the system's user."""
         return acting()

@@ -26,7 +26,7 @@ from airflow_delayed.delivery import (
     TemporaryQueue,
     TopologyReport,
 )
-from airflow_delayed.identity import MAX_NAME, Origin, SentBy, typed_key_ids
+from airflow_delayed.identity import Origin, SentBy, typed_key_ids
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage, delay_of, due_after, plain_span, utc
 from airflow_delayed.provider_info import CANCEL_GRACE
@@ -44,7 +44,7 @@ from airflow_delayed.store import (
     runs,
     setup,
 )
-from airflow_delayed.store.audit import MAX_BECAUSE, AuditEntry, AuditRecord, hash_of, of_ids, system_user
+from airflow_delayed.store.audit import MAX_BECAUSE, AuditRecord, hash_of, of_ids, system_user
 from airflow_delayed.store.bulk_changes import (
     MAX_COUNTED,
     REMEMBERED,
@@ -102,10 +102,8 @@ from airflow_delayed.store.schema import TABLE, store_tables
 from airflow_delayed.store.script import install_script as install_script
 from airflow_delayed.store.temporary_queue import temporary_queue_table
 from airflow_delayed.store.version import (
-    check_environment,
     check_ready,
     problem,
-    record_environment,
     recorded_version,
 )
 
@@ -244,7 +242,6 @@ class Store(DelayStore):
                 conn_id=self.conn_id,
                 create_queues=create_destinations,
                 dry_run=dry_run,
-                environment=self.host_environment(),
             )
         if not dry_run and (error := problem(self.conn_id, report)):
             raise error
@@ -605,8 +602,7 @@ class Store(DelayStore):
 
         Nothing if all is well. The codes are ``no-dispatcher``, ``dispatcher-fails``, ``connection-fails``,
         ``destination-refuses``, ``destination-missing``, ``lease-too-short``, ``overdue``, ``throttled``,
-        ``failed``, ``paused``, ``pause-ends``, ``environment``, ``store-ahead`` and
-        ``clock-difference``.
+        ``failed``, ``paused``, ``pause-ends``, ``store-ahead`` and ``clock-difference``.
 
         :raises TopologyError: a table is missing.
         """
@@ -618,12 +614,12 @@ class Store(DelayStore):
         :raises TopologyError: a table is missing.
         """
         with self._ready(), dialect_of(self.engine).read_only(self.engine) as connection:
-            return condition(connection, self.tables, self.conn_id, self.host_environment())
+            return condition(connection, self.tables, self.conn_id)
 
     def figures(self, *, hours: int, minutes: int) -> tuple[StoreCounts, StoreCondition]:
         """Return :meth:`counts` and :meth:`condition` of one moment, so that their numbers agree."""
         with self._ready(), dialect_of(self.engine).snapshot(self.engine) as connection:
-            found = condition(connection, self.tables, self.conn_id, self.host_environment())
+            found = condition(connection, self.tables, self.conn_id)
             counted = counts.count(
                 connection,
                 self.tables,
@@ -1001,37 +997,6 @@ class Store(DelayStore):
             who = actor or self.actor()
             rates.change(self.engine, self.tables, per_second, who=who, because=because)
 
-    # environment
-
-    def environment(self) -> str | None:
-        """Return the name of the environment whose dispatchers may dispatch from this store; None: it has none."""
-        with self._ready(), self._reading() as connection:
-            recorded = recorded_version(connection, self.tables)
-        return None if recorded is None else recorded.environment
-
-    def set_environment(self, name: str, *, actor: str | None = None, because: str | None = None) -> None:
-        """Bind the store to an environment, and record that in the audit. Its messages go out from there.
-
-        A dispatcher that is at work goes on; the next one compares.
-
-        :raises ValueError: the name is empty, or has more than 250 characters.
-        """
-        if not 0 < len(name) <= MAX_NAME:
-            raise ValueError(f"environment={name!r}: the name must have 1 to {MAX_NAME} characters")
-        who = actor or self.actor()
-
-        def work(connection: Connection) -> None:
-            former = record_environment(connection, self.tables, name)
-            entry = AuditEntry(who, "environment", {"environment": name, "former": former}, because=because)
-            entry.write(connection, self.tables, {}, database_time(connection))
-
-        with self._ready():
-            retried(self.engine, work)
-
-    def host_environment(self) -> str | None:
-        """Return the name of the environment that dispatchers here belong to; None: they do not compare."""
-        return None
-
     # dispatching
 
     def dispatcher(
@@ -1045,7 +1010,6 @@ class Store(DelayStore):
         :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`, and others of
             :class:`airflow_delayed.store.dispatch.dispatcher.Dispatcher`.
         :raises TopologyError: its tables are missing, or those of another release.
-        :raises WrongEnvironment: the store is of another environment than this host; see :meth:`set_environment`.
         """
         # a wrong parameter is an error before the database is asked for anything
         made = Dispatcher(
@@ -1057,11 +1021,7 @@ class Store(DelayStore):
             schema=self.schema,
             **policy,
         )
-        here = self.host_environment()
         with self._ready():
-            if here is not None:
-                with self._reading() as connection:
-                    check_environment(connection, self.tables, self.conn_id, here)
             return made
 
     # queue tables

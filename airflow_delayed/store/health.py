@@ -33,7 +33,7 @@ from airflow_delayed.store.policy import LEASE
 from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.records import UNREADABLE_HEADERS
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.store.version import ENVIRONMENT, environment_difference, version_difference
+from airflow_delayed.store.version import version_difference
 
 #: Codes of findings that have a dispatcher's own text, which may name hosts, logins and other users' DAGs.
 NAMES_HOSTS = frozenset(
@@ -67,13 +67,10 @@ class StoreCondition:
     dispatchers: Sequence[DispatcherSeen]
 
 
-def condition(
-    connection: SqlConnection, tables: Tables, conn_id: str, environment: str | None = None
-) -> StoreCondition:
+def condition(connection: SqlConnection, tables: Tables, conn_id: str) -> StoreCondition:
     """Return what keeps messages of the store from being dispatched in time, and how late they are.
 
     :param conn_id: the store's name, which stands for its queue tables.
-    :param environment: the name of this host's environment.
     """
     asked, now, answered = utcnow(), database_time(connection), utcnow()
     paused = [one for one in pauses.read(connection, tables) if not one.is_over(now)]
@@ -81,10 +78,7 @@ def condition(
     limits = [one for one in rates.read(connection, tables) if one.is_in_use(now)]
     waiting = _waiting(connection, tables, now)
     failed = _failed(connection, tables)
-    recorded = (
-        environment_difference(connection, tables, conn_id, environment),
-        version_difference(connection, tables, conn_id),
-    )
+    version = version_difference(connection, tables, conn_id)
     late_by_destination = lateness(connection, tables, conn_id, late, now)
     seen = dispatchers(connection, tables)
     findings = [
@@ -93,11 +87,9 @@ def condition(
         *_of_dispatchers(conn_id, seen),
         *_not_coming(conn_id, waiting.keys() - {one.deliver_conn_id for one in late}, waiting, seen, now),
         *_of_failed(conn_id, failed),
-        *(one for one in recorded if one is not None),
+        *([] if version is None else [version]),
         *clock_difference(conn_id, asked, now, answered),
     ]
-    if not any(one.at_work for one in seen):
-        findings = _of_environment(findings)
     next_due = {name or conn_id: due for name, due in waiting.items()}
     return StoreCondition(
         at=now,
@@ -417,27 +409,6 @@ def _not_coming(
             remedy=_start(conn_id, name),
             deliver_conn_id=name,
         )
-
-
-def _of_environment(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings, with messages that no dispatcher takes as a consequence of the environment, if that differs.
-
-    To start a dispatcher on this host would be wrong then: messages of a copy would reach real recipients.
-
-    :param findings: of a store without a dispatcher at work.
-    """
-    other = next((one for one in findings if one.code == ENVIRONMENT), None)
-    waiting = [one for one in findings if one.code == "no-dispatcher"]
-    if other is None or not waiting:
-        return [*findings]
-    found = some([f"{one.resource}: {one.found}" for one in waiting], separator="; ")
-    merged = replace(
-        other,
-        state=State.BLOCKED if any(one.state is State.BLOCKED for one in waiting) else other.state,
-        found=f"{other.found}; {found}",
-        since=min((one.since for one in waiting if one.since), default=None),
-    )
-    return [merged, *(one for one in findings if one is not other and one not in waiting)]
 
 
 def _failed(connection: SqlConnection, tables: Tables) -> dict[tuple[str, bool], int]:

@@ -46,8 +46,8 @@ The names of the other tables begin with the name of the table of messages:
 - ``_history``: what each dispatcher did in a minute or an hour (Seconds: 60 or 3600), by connection and destination:
   counts, how many were dispatched how late (Late0 to Late11), and the largest lateness in seconds.
 - ``_jobs``: the latest changes that work in the background. Seq is that of their row in ``_audit``, which has the rest.
-- ``_version``: one row with the version of these tables, since when (At), the oldest version whose release can use them
-  (UsableFrom), and the name of the store's environment (Environment, null: none).
+- ``_version``: one row with the version of these tables, since when (At), and the oldest version whose release can use
+  them (UsableFrom).
 """
 
 from __future__ import annotations
@@ -324,7 +324,6 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("Version", Integer(), primary_key=True, autoincrement=False),
             _column("At", UtcTime(), nullable=False),
             _column("UsableFrom", Integer(), nullable=False),
-            _column("Environment", text_column(MAX_NAME)),
         ),
     )
 

@@ -40,7 +40,6 @@ def install(
     conn_id: str,
     create_queues: bool = False,
     dry_run: bool = False,
-    environment: str | None = None,
 ) -> TopologyReport:
     """Create missing tables and indexes, and return what was found and done; differences stay as they are.
 
@@ -50,7 +49,6 @@ def install(
 
     :param queues: names of queue tables, created only with ``create_queues``.
     :param conn_id: names the store in remedies.
-    :param environment: the name that a new store gets. An existing store may be a copy, and keeps its name.
     :raises DelayedError: the database's encoding cannot hold all texts.
     """
     with engine.connect().execution_options(read_only=True) as connection:
@@ -66,8 +64,7 @@ def install(
             else:
                 done += _planned(findings) if dry_run else _create(connection, table, findings)
         if not dry_run and difference is None and not any(_is_unready(one) for one in done):
-            is_new = any(one.state is State.CREATED and one.resource == _of(tables.messages) for one in done)
-            record_version(connection, tables, environment if is_new else None)
+            record_version(connection, tables)
         return TopologyReport(tuple(done))
 
     report = _read(engine, work) if dry_run else _repeated(engine, work)

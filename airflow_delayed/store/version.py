@@ -1,24 +1,22 @@
-"""What a store records of itself: the version of its tables and the name of its environment; checks and changes.
+"""What a store records of itself: the version of its tables, and whether this release can use them.
 
 Tables that are older than this release are refused. Newer ones serve it too, unless
 :data:`airflow_delayed.store.schema.USABLE_FROM` of the release that made them is above this one's version: a release
 only adds tables, and columns that can be null, so that hosts change to it one by one.
 
-The version is read when a store is opened, and after an error of the database; never for a message. The environment is
-read when a dispatcher begins.
+The version is read when a store is opened, and after an error of the database; never for a message.
 """
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Engine, insert, inspect, select, update
+from sqlalchemy import Connection, Engine, insert, inspect, select
 
 from airflow_delayed.delivery import Finding, State, TopologyReport
-from airflow_delayed.errors import TopologyError, WrongEnvironment
+from airflow_delayed.errors import TopologyError
 from airflow_delayed.store.dialects import database_time
-from airflow_delayed.store.schema import TABLE, USABLE_FROM, VERSION, Tables
+from airflow_delayed.store.schema import USABLE_FROM, VERSION, Tables
 
 #: The tables are older than this release, which does not use them.
 OLDER = "store-older"
@@ -26,18 +24,15 @@ OLDER = "store-older"
 STORE_AHEAD = "store-ahead"
 #: The tables are newer than this release, and not for it.
 NEWER = "store-newer"
-#: The store is of another environment than this host.
-ENVIRONMENT = "environment"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedVersion:
-    """The version of a store's tables, and the name of the store's environment."""
+    """The version of a store's tables."""
 
     number: int
     #: The oldest version whose release can use them.
     usable_from: int
-    environment: str | None
 
 
 def recorded_version(connection: Connection, tables: Tables) -> RecordedVersion | None:
@@ -45,8 +40,8 @@ def recorded_version(connection: Connection, tables: Tables) -> RecordedVersion 
     table = tables.version
     if not inspect(connection).has_table(table.name, schema=table.schema):
         return None
-    row = connection.execute(select(table.c.Version, table.c.UsableFrom, table.c.Environment)).one_or_none()
-    return None if row is None else RecordedVersion(row.Version, row.UsableFrom, row.Environment)
+    row = connection.execute(select(table.c.Version, table.c.UsableFrom)).one_or_none()
+    return None if row is None else RecordedVersion(row.Version, row.UsableFrom)
 
 
 def version_difference(connection: Connection, tables: Tables, conn_id: str) -> Finding | None:
@@ -77,70 +72,6 @@ def version_difference(connection: Connection, tables: Tables, conn_id: str) -> 
     )
 
 
-def environment_difference(connection: Connection, tables: Tables, conn_id: str, here: str | None) -> Finding | None:
-    """Return the finding for a store that is of another environment than this host, or None.
-
-    :param here: the name of this host's environment; None: it has none, and its dispatchers do not ask.
-    """
-    recorded = recorded_version(connection, tables)
-    name = recorded.environment if recorded else None
-    if name == here:
-        return None
-    state = State.BLOCKED
-    if here is None:
-        state = State.WARNING
-        found = (
-            f"it is of environment {name!r}, and [delayed] environment is not set here: a dispatcher of this host would"
-            " dispatch from it all the same; a dispatcher of a host with another name takes no message"
-        )
-        remedy = (
-            f"set the option to {name!r} on the hosts that this store belongs to. If it was named so by mistake:"
-            f" {_environment(conn_id, tables, 'NAME')} gives it another name"
-        )
-    elif name is None:
-        found = f"it has no name, and [delayed] environment is {here!r} here: no dispatcher takes a message"
-        remedy = f"if it is no copy of another environment's store, name it: {_environment(conn_id, tables, here)}"
-    else:
-        found = (
-            f"it is of environment {name!r}, and [delayed] environment is {here!r} here: no dispatcher takes a message"
-        )
-        remedy = (
-            f"if it is a copy, cancel what must not reach its real recipients; then bind it to {here!r}:"
-            f" {_environment(conn_id, tables, here)}. If it is the store of {name!r}, correct the connection here"
-        )
-    return Finding(
-        state=state,
-        resource=f"store {conn_id!r}",
-        argument="environment",
-        found=found,
-        code=ENVIRONMENT,
-        remedy=remedy,
-    )
-
-
-def check_environment(connection: Connection, tables: Tables, conn_id: str, here: str | None) -> None:
-    """Check that a dispatcher of this host may dispatch from the store; without a name it may.
-
-    :raises WrongEnvironment: the store is of another environment, or of none.
-    """
-    if here is not None and (difference := environment_difference(connection, tables, conn_id, here)):
-        raise WrongEnvironment(str(difference))
-
-
-def record_environment(connection: Connection, tables: Tables, name: str) -> str | None:
-    """Record the environment of a complete store, and return the former one."""
-    version = tables.version
-    former: str | None = connection.execute(select(version.c.Environment).with_for_update()).scalar_one()
-    connection.execute(update(version).values(Environment=name))
-    return former
-
-
-def _environment(conn_id: str, tables: Tables, environment: str) -> str:
-    name, schema = tables.messages.name, tables.messages.schema
-    options = (["--table", name] if name != TABLE else []) + (["--schema", schema] if schema else [])
-    return shlex.join(["airflow", "delayed", "environment", "--store-conn-id", conn_id, *options, environment])
-
-
 def problem(conn_id: str, report: TopologyReport) -> TopologyError | None:
     """Return the error for a report with problems, or None."""
     if report.ok:
@@ -167,11 +98,8 @@ def check_ready(conn_id: str, engine: Engine, tables: Tables) -> None:
         raise error from None
 
 
-def record_version(connection: Connection, tables: Tables, environment: str | None = None) -> None:
-    """Record this release's version in complete tables that record none.
-
-    :param environment: of a new store.
-    """
+def record_version(connection: Connection, tables: Tables) -> None:
+    """Record this release's version in complete tables that record none."""
     if recorded_version(connection, tables) is None:
         values = {"Version": VERSION, "UsableFrom": USABLE_FROM, "At": database_time(connection)}
-        connection.execute(insert(tables.version).values(**values, Environment=environment))
+        connection.execute(insert(tables.version).values(**values))

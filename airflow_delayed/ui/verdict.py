@@ -204,7 +204,7 @@ def _concerns(cause: Cause, one: DestinationVerdict) -> bool:
     if cause.pause is not None:
         wanted = {"destination": one.destination, "deliver_conn_id": one.conn_id}
         return cause.pause.selection.items() <= wanted.items()
-    if cause.code in ("dispatcher-fails", "environment"):
+    if cause.code == "dispatcher-fails":
         return one.overdue > 0
     if cause.deliver_conn_id != one.conn_id:
         return False

@@ -227,8 +227,8 @@ class _Kept:
             if [row for row in shape if row[0] in ours] != self.shape:
                 return False
             tables = store_tables(schema=schema)
-            recorded = select(tables.version.c.Version, tables.version.c.Environment)
-            if connection.execute(recorded).all() != [(VERSION, None)]:
+            recorded = select(tables.version.c.Version)
+            if connection.execute(recorded).all() != [(VERSION,)]:
                 return False
             for table in tables:
                 if table is not tables.version:

@@ -55,10 +55,6 @@ def test_a_dispatcher_that_fails_keeps_what_is_overdue() -> None:
     assert statuses(cause("dispatcher-fails", deliver_conn_id=None)) == {"orders": "failing", "emails": "delivering"}
 
 
-def test_the_environment_of_a_store_keeps_what_is_overdue() -> None:
-    assert statuses(cause("environment", deliver_conn_id=None)) == {"orders": "failing", "emails": "delivering"}
-
-
 def test_an_error_of_a_broker_says_what_messages_that_stay_in_its_levels_follow_from() -> None:
     missing = cause("missing", connection_id="rabbit", kind="rabbitmq", deliver_conn_id=None)
     warning = cause("stuck", "warning", connection_id="rabbit", kind="rabbitmq", deliver_conn_id=None)
