@@ -203,7 +203,7 @@ def get_provider_info() -> dict[str, Any]:
                         example="aws_default:reminders,aws_default:invoices",
                     ),
                     "viewers": _option(
-                        "Who sees figures, lists and history of a connection on the page: those who may read the"
+                        "Who sees figures, lists and the chart of a connection on the page: those who may read the"
                         " connection (connections), or all who may see the pages of plugins (plugins).",
                         "string",
                         default="connections",

@@ -35,7 +35,6 @@ from airflow_delayed.store import (
     audit,
     counts,
     enqueue,
-    history,
     jobs,
     overview,
     pauses,
@@ -78,7 +77,6 @@ from airflow_delayed.store.engine import (
 )
 from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, filter_of, take_left
 from airflow_delayed.store.health import NAMES_HOSTS, StoreCondition, condition
-from airflow_delayed.store.history import Timeline
 from airflow_delayed.store.jobs import JOB_ACTIONS, Job, JobEntry, JobSeen, TooManyJobs
 from airflow_delayed.store.lateness import LATE_AFTER
 from airflow_delayed.store.network import first_address
@@ -101,6 +99,7 @@ from airflow_delayed.store.remembered_ids import DISPATCHED
 from airflow_delayed.store.schema import TABLE, store_tables
 from airflow_delayed.store.script import install_script as install_script
 from airflow_delayed.store.temporary_queue import temporary_queue_table
+from airflow_delayed.store.timeline import Timeline, timeline
 from airflow_delayed.store.version import (
     check_ready,
     problem,
@@ -136,7 +135,6 @@ __all__ = [
     "Store",
     "StoreCondition",
     "StoreCounts",
-    "Timeline",
     "TooManyJobs",
     "UnpauseReport",
     "close_engine",
@@ -577,15 +575,15 @@ class Store(DelayStore):
             return overview.oldest_due_seconds(self.engine, self.tables)
 
     def timeline(self, seconds: int = 3600) -> Timeline:
-        """Return what was dispatched in the last hour, day or week, and what falls due in the next.
+        """Return what was dispatched in the last hour or day, by minute or hour, and what falls due in the next.
 
-        The past is what dispatchers wrote, each every 3 s: minutes of a day, hours of 14 days. The future reads the
-        messages that fall due within that time.
+        The past counts the remembered ids of that time, the newest million of them. The future counts the messages that
+        fall due within that time.
 
-        :raises ValueError: ``seconds`` is none of 3600, 86400 and 604800.
+        :raises ValueError: ``seconds`` is neither 3600 nor 86400.
         """
         with self._ready():
-            return history.timeline(self.engine, self.tables, seconds)
+            return timeline(self.engine, self.tables, seconds)
 
     def now(self) -> datetime:
         """Return the database's time."""

@@ -57,13 +57,13 @@ from airflow_delayed.store.filters import (
     retries_later,
     state_of,
 )
-from airflow_delayed.store.history import beginning, per_minute
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.pauses import holds_of, not_held
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.records import count_rows
 from airflow_delayed.store.remembered_ids import DEAD_LETTERED, DISPATCHED, FIRST_ID
 from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.timeline import beginning
 
 #: The most hours and minutes ahead that are counted one by one.
 MAX_HOURS = 24 * 31
@@ -436,8 +436,6 @@ class DispatcherSeen:
     host: str | None = None
     #: The DAG whose task it is. None: it is no task.
     dag_id: str | None = None
-    #: Messages that it dispatched in the last full minute. None: it has ended.
-    per_minute: int | None = None
 
     @property
     def problem(self) -> str | None:
@@ -455,7 +453,6 @@ def dispatchers(connection: Connection, tables: Tables) -> list[DispatcherSeen]:
     statement = select(*columns, *texts).where(table.c.SeenAt < now + DISPATCHER_SILENT)
     statement = statement.order_by(table.c.SeenAt.desc(), table.c.Id).limit(MOST_RUNS)
     rows = connection.execute(statement).all()
-    rates = per_minute(connection, tables, [row.Id for row in rows if not row.EndedAt], now)
     return [
         DispatcherSeen(
             dispatcher=row.Id,
@@ -468,7 +465,6 @@ def dispatchers(connection: Connection, tables: Tables) -> list[DispatcherSeen]:
             troubles=troubles_in(row.troubles),
             host=row.Host,
             dag_id=row.DagId,
-            per_minute=rates.get(row.Id),
         )
         for row in rows
     ]

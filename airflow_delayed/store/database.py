@@ -263,6 +263,10 @@ class Dialect:
         """Return the SQL for the hour or minute of a time in UTC: a time, or the text ``2030-01-31 09[:30]``."""
         raise NotImplementedError
 
+    def seconds(self, first: ColumnElement[datetime], last: ColumnElement[datetime]) -> ColumnElement[Any]:
+        """Return the SQL for the seconds from one time to another."""
+        raise NotImplementedError
+
     def behind(
         self, due: ColumnElement[datetime], message_id: ColumnElement[str], place: Sequence[ColumnElement[Any]]
     ) -> list[ColumnElement[bool]]:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Connection,
     Delete,
     Engine,
+    Float,
     Identity,
     Index,
     LargeBinary,
@@ -29,6 +30,7 @@ from sqlalchemy import (
     cast,
     delete,
     event,
+    extract,
     func,
     insert,
     literal_column,
@@ -232,6 +234,10 @@ class PostgreSQL(Dialect):
         """Return the SQL for the hour or minute of a time."""
         return func.date_trunc(unit, column, type_=column.type)
 
+    def seconds(self, first: ColumnElement[datetime], last: ColumnElement[datetime]) -> ColumnElement[Any]:
+        """Return the SQL for the seconds from one time to another."""
+        return extract("epoch", last - first)
+
     def behind(
         self, due: ColumnElement[datetime], message_id: ColumnElement[str], place: Sequence[ColumnElement[Any]]
     ) -> list[ColumnElement[bool]]:
@@ -380,6 +386,11 @@ class MySQL(Dialect):
         form: ColumnElement[str] = literal_column("'%Y-%m-%d %H'" if unit == "hour" else "'%Y-%m-%d %H:%i'")
         return func.date_format(column, form, type_=String())
 
+    def seconds(self, first: ColumnElement[datetime], last: ColumnElement[datetime]) -> ColumnElement[Any]:
+        """Return the SQL for the seconds from one time to another."""
+        microseconds = func.timestampdiff(literal_column("MICROSECOND"), first, last, type_=Float())
+        return microseconds / 1_000_000
+
     def others_access(self, connection: Connection, tables: Sequence[Table]) -> Mapping[str, OthersAccess]:
         """Return triggers, as far as the user may see them, and views."""
         asked = {"schema": tables[0].schema, "names": [table.name for table in tables]}
@@ -497,6 +508,10 @@ class SQLite(Dialect):
     def truncated(self, column: ColumnElement[datetime], unit: TimeUnit) -> ColumnElement[Any]:
         """Return the SQL for the hour or minute of a time, as text."""
         return func.substr(column, 1, LENGTHS[unit], type_=String())
+
+    def seconds(self, first: ColumnElement[datetime], last: ColumnElement[datetime]) -> ColumnElement[Any]:
+        """Return the SQL for the seconds from one time to another."""
+        return (func.julianday(last, type_=Float()) - func.julianday(first, type_=Float())) * 86_400
 
     def insert_new(self, connection: Connection, table: Table, rows: Sequence[Row]) -> set[str]:
         """Insert the rows whose ids are not there."""

@@ -7,22 +7,25 @@ later: nobody has received it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import ceil
 
 from sqlalchemy import Connection, case, func, or_, select
 
-from airflow_delayed.store.history import LATE_BOUNDS, MINUTE, HistoryCounts
+from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.pauses import Hold, not_held
-from airflow_delayed.store.schema import HISTORY_COUNTS, Tables
+from airflow_delayed.store.schema import Tables
+from airflow_delayed.store.timeline import newest_since, sent
 
 #: A message that has not been dispatched for longer than this after its due time is overdue.
 LATE_AFTER = timedelta(seconds=10)
 #: The most overdue messages that are counted; further ones make a count "at least".
 MOST_OVERDUE = 10_000
-#: How many minutes of the history count as the present, beside the minute that is not over.
-_MINUTES = 2
+#: What was dispatched within this time counts as the present, of the ids that left the store last.
+_LATELY, _MOST_SENT = timedelta(minutes=2), 10_000
 #: The destinations that are named, those with the latest messages first.
 _MOST_NAMED = 20
 
@@ -52,6 +55,7 @@ class DestinationLateness:
     overdue: int = 0
     #: Of the overdue message that was due first; 0: there is none.
     late_seconds: float = 0.0
+    #: Of the last 10,000 ids of all destinations.
     dispatched: int = 0
     #: Of 100 dispatched messages 99 were at most so late. None: none was dispatched.
     p99_seconds: float | None = None
@@ -96,40 +100,39 @@ def lateness(
     :param late: what :func:`overdue` has returned.
     """
     waiting = {(one.deliver_conn_id or conn_id, one.destination): one for one in late}
-    sent = _of_last_minutes(connection, tables, now)
+    lately = _of_last_minutes(connection, tables, conn_id, now)
     found = [
         DestinationLateness(
             conn_id=name,
             destination=destination,
             overdue=0 if (one := waiting.get((name, destination))) is None else one.messages,
             late_seconds=0.0 if one is None else (now - one.oldest).total_seconds(),
-            dispatched=0 if (counts := sent.get((name, destination))) is None else counts.dispatched,
-            p99_seconds=None if counts is None else p99(counts),
+            dispatched=len(of_it := lately.get((name, destination), ())),
+            p99_seconds=p99(of_it) if of_it else None,
         )
-        for name, destination in waiting.keys() | sent.keys()
+        for name, destination in waiting.keys() | lately.keys()
     ]
     found.sort(key=lambda one: (-one.late_seconds, -(one.p99_seconds or 0), -one.dispatched, one.destination))
     return found[:_MOST_NAMED]
 
 
-def p99(counts: HistoryCounts) -> float | None:
-    """Return how late 99 of 100 messages were at most, by the bounds of the buckets; None: there is no message."""
-    rest = counts.dispatched * 0.99
-    for late, bound in zip(counts.late, (*LATE_BOUNDS, float("inf")), strict=True):
-        rest -= late
-        if rest <= 0 < counts.dispatched:
-            return min(bound, counts.max_late)
-    return None
+def p99(late: Sequence[float]) -> float:
+    """Return how late 99 of 100 messages were at most, in seconds.
+
+    :param late: how late each was, in order; at least one.
+    """
+    return late[ceil(len(late) * 0.99) - 1]
 
 
-def _of_last_minutes(connection: Connection, tables: Tables, now: datetime) -> Mapping[tuple[str, str], HistoryCounts]:
-    history = tables.history
-    begin = now.replace(second=0, microsecond=0) - timedelta(minutes=_MINUTES)
-    sums = [func.sum(history.c[name]).label(name) for name in HISTORY_COUNTS]
-    by = history.c.ConnId, history.c.Destination
-    found = (
-        select(*by, *sums, func.max(history.c.MaxLate).label("MaxLate"))
-        .where(history.c.At >= begin, history.c.Seconds == MINUTE, history.c.Dispatched > 0)
-        .group_by(*by)
-    )
-    return {(row.ConnId, row.Destination): HistoryCounts.of(row) for row in connection.execute(found)}
+def _of_last_minutes(
+    connection: Connection, tables: Tables, conn_id: str, now: datetime
+) -> Mapping[tuple[str, str], Sequence[float]]:
+    """Return by connection and destination how late each message of the last minutes was dispatched, in order."""
+    past = tables.past
+    since, _ = newest_since(connection, tables, now - _LATELY, _MOST_SENT)
+    late = dialect_of(connection).seconds(past.c.Time, past.c.At).label("late")
+    found = select(past.c.DeliverConnId, past.c.Destination, late).where(past.c.At >= since, *sent(tables, now))
+    by: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in connection.execute(found.order_by(late)):
+        by[row.DeliverConnId or conn_id, row.Destination].append(max(0.0, float(row.late)))
+    return by

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -45,8 +45,7 @@ from airflow_delayed.store.schema import Tables, UtcTime, Where
 
 #: Rows a page.
 PAGE = 1000
-#: The last delivered message is searched for among so many of the newest ids, then among ten times as many that are no
-#: newer than the last minute in which the history has one.
+#: The last delivered message is searched for among so many of the newest ids, then among ten times as many.
 MAX_LOOKED_AT = 10_000
 #: Destinations are searched for among so many waiting messages, the first by due time, and so many failed ones.
 MAX_SEARCHED = 10_000
@@ -185,12 +184,12 @@ def last_delivered(engine: Engine, tables: Tables) -> DeliveredMessage | None:
 
     :return: None if none is remembered, or if none is among the ids that are looked at.
     """
-    remembered, waiting, history = tables.past, tables.messages, tables.history
+    remembered, waiting = tables.past, tables.messages
     columns = [remembered.c[name] for name in ("Id", "At", "Destination", "Dispatcher", "Outcome")]
 
-    def last(limit: int, *before: ColumnElement[bool]) -> Select[Any]:
-        found = select(*columns).where(remembered.c.Id >= FIRST_ID, *before)
-        newest = found.order_by(remembered.c.At.desc()).limit(limit).subquery()
+    def last(limit: int) -> Select[Any]:
+        some = select(*columns).where(remembered.c.Id >= FIRST_ID)
+        newest = some.order_by(remembered.c.At.desc()).limit(limit).subquery()
         in_flight = exists().where(waiting.c.Id == newest.c.Id)
         sent = select(newest).where(newest.c.Outcome.in_(SENT), not_(in_flight))
         return sent.order_by(newest.c.At.desc()).limit(1)
@@ -198,12 +197,8 @@ def last_delivered(engine: Engine, tables: Tables) -> DeliveredMessage | None:
     with engine.connect().execution_options(read_only=True) as connection:
         row = connection.execute(last(MAX_LOOKED_AT)).one_or_none()
         if row is None:
-            # after a change of very many messages; the history knows the minute or hour
-            period = select(history.c.At, history.c.Seconds).where(history.c.Dispatched > 0)
-            found = connection.execute(period.order_by(history.c.At.desc()).limit(1)).one_or_none()
-            if found is not None:
-                end = found.At + timedelta(seconds=found.Seconds)
-                row = connection.execute(last(10 * MAX_LOOKED_AT, remembered.c.At < end)).one_or_none()
+            # after a change of very many messages
+            row = connection.execute(last(10 * MAX_LOOKED_AT)).one_or_none()
     if row is None:
         return None
     return DeliveredMessage(message_id=row.Id, at=row.At, destination=row.Destination, dispatcher=row.Dispatcher)

@@ -43,8 +43,6 @@ The names of the other tables begin with the name of the table of messages:
   EndsAt is null until somebody ends it; what fell due meanwhile is then spread over so many seconds (Spread), sent at
   once or dropped (OnUnpause), and can be restored for so many seconds (Grace).
 - ``_rates``: the rates of destinations, in messages a second, and when the token bucket of each was empty (EmptyAt).
-- ``_history``: what each dispatcher did in a minute or an hour (Seconds: 60 or 3600), by connection and destination:
-  counts, how many were dispatched how late (Late0 to Late11), and the largest lateness in seconds.
 - ``_jobs``: the latest changes that work in the background. Seq is that of their row in ``_audit``, which has the rest.
 - ``_version``: one row with the version of these tables, since when (At), and the oldest version whose release can use
   them (UsableFrom).
@@ -92,13 +90,6 @@ MAX_BODY = 128 * 1024 * 1024
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 #: PostgreSQL's longest name is 63 bytes; the names of the indexes begin with the table's.
 MAX_TABLE_NAME = 50
-
-#: Buckets of lateness in the history.
-LATE_BUCKETS = 12
-HISTORY_COUNTS = (
-    *("Dispatched", "Failed", "Expired", "Retried"),
-    *(f"Late{number}" for number in range(LATE_BUCKETS)),
-)
 
 #: The states of messages that have left the store and are listed: values of the column Outcome.
 LEFT = ("dispatched", "cancelled")
@@ -167,7 +158,6 @@ class Tables:
     version: Table
     runs: Table
     rates: Table
-    history: Table
     cancelled: Table
     jobs: Table
     pauses: Table
@@ -178,7 +168,7 @@ class Tables:
 
     def __iter__(self) -> Iterator[Table]:
         yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.runs, self.rates)
-        yield from (self.history, self.cancelled, self.jobs, self.pauses, self.version)
+        yield from (self.cancelled, self.jobs, self.pauses, self.version)
 
 
 def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
@@ -278,16 +268,6 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             _column("Destination", text_column(MAX_DESTINATION), primary_key=True),
             _column("Rate", FRACTION, nullable=False),
             _column("EmptyAt", UtcTime(), nullable=False),
-        ),
-        history=table(
-            "_history",
-            _column("At", UtcTime(), primary_key=True),
-            _column("Seconds", Integer(), primary_key=True, autoincrement=False),
-            _column("Dispatcher", text_column(MAX_DISPATCHER), primary_key=True),
-            _column("ConnId", text_column(MAX_CONN_ID), primary_key=True),
-            _column("Destination", text_column(MAX_DESTINATION), primary_key=True),
-            *(_column(name, NUMBER, nullable=False, server_default=text("0")) for name in HISTORY_COUNTS),
-            _column("MaxLate", FRACTION, nullable=False, server_default=text("0")),
         ),
         cancelled=table(
             "_cancelled",

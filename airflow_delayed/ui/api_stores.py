@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import Field
@@ -22,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from airflow_delayed import config
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import due_after
-from airflow_delayed.store.api import MAX_COUNTED, Outcome, Outcomes, Timeline, hash_of, of_ids
+from airflow_delayed.store.api import MAX_COUNTED, Outcome, Outcomes, hash_of, of_ids
 from airflow_delayed.store.records import Remembered, StoredMessage
 from airflow_delayed.ui import security
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
@@ -51,10 +51,6 @@ from airflow_delayed.ui.models import (
     TombstoneResponse,
 )
 from airflow_delayed.ui.security import is_store
-
-if TYPE_CHECKING:
-    # Python 3.10 does not have it
-    from typing_extensions import Self
 
 router = APIRouter(
     prefix="/stores/{connection_id}",
@@ -446,17 +442,12 @@ def _answer(change: ChangeBody, outcomes: Outcomes) -> ChangeResponse:
 
 
 class PastStepResponse(ApiModel):
-    """What dispatchers did from ``begin`` on, for one step."""
+    """What was dispatched from ``begin`` on, for one step."""
 
     begin: datetime
     dispatched: int = Field(description="Handed over to the broker, or put into the queue table")
-    on_time: int = Field(description="Dispatched at most 5 s after the due time, or ahead of it")
-    late: int = Field(description="Dispatched later than that")
-    failed: int
-    expired: int
-    retried: int
+    late: int = Field(description="Those of them that were dispatched more than 5 s after the due time")
     max_late_seconds: float
-    by_destination: list[int] = Field(description="Dispatched, in the order of ``destinations``")
 
 
 class FutureStepResponse(ApiModel):
@@ -464,55 +455,26 @@ class FutureStepResponse(ApiModel):
 
     begin: datetime
     messages: int
-    by_destination: list[int] = Field(description="In the order of ``destinations``")
 
 
-class HistoryResponse(ApiModel):
-    """The past and the future around ``at``, in steps of ``step_seconds``. Dispatchers write every 3 s."""
+class TimelineResponse(ApiModel):
+    """The past and the future around ``at``, in steps of ``step_seconds``."""
 
     at: datetime
     step_seconds: int
-    destinations: list[str] = Field(description="The 20 largest; last an empty name for all others, if there are any")
     past: list[PastStepResponse]
+    past_is_cut: bool = Field(description="Over a million ids have left the store since; the older ones do not count")
     future: list[FutureStepResponse]
 
-    @classmethod
-    def of(cls, timeline: Timeline) -> Self:
-        """Return the answer for a timeline."""
-        names = timeline.destinations
-        past = [
-            PastStepResponse(
-                begin=step.begin,
-                dispatched=step.counts.dispatched,
-                on_time=step.counts.on_time,
-                late=step.counts.dispatched - step.counts.on_time,
-                failed=step.counts.failed,
-                expired=step.counts.expired,
-                retried=step.counts.retried,
-                max_late_seconds=step.counts.max_late,
-                by_destination=[step.by_destination.get(name, 0) for name in names],
-            )
-            for step in timeline.past
-        ]
-        future = [
-            FutureStepResponse(
-                begin=step.begin,
-                messages=step.messages,
-                by_destination=[step.by_destination.get(name, 0) for name in names],
-            )
-            for step in timeline.future
-        ]
-        return cls(
-            at=timeline.at, step_seconds=timeline.step_seconds, destinations=list(names), past=past, future=future
-        )
 
-
-@router.get("/history")
-async def history(
-    connection_id: str, pool: HookPoolDep, seconds: Annotated[Literal["3600", "86400", "604800"], Query()] = "3600"
-) -> HistoryResponse:
-    """Return what was dispatched in the last hour, day or week, and what falls due in the next; some seconds old."""
+@router.get("/timeline")
+async def timeline(
+    connection_id: str, pool: HookPoolDep, seconds: Annotated[Literal["3600", "86400"], Query()] = "3600"
+) -> TimelineResponse:
+    """Return what was dispatched in the last hour or day, and what falls due in the next; some seconds old."""
     answer, _ = await pool.store_figures(
-        connection_id, lambda hook: HistoryResponse.of(hook.timeline(int(seconds))), name=f"history {seconds}"
+        connection_id,
+        lambda hook: TimelineResponse.model_validate(hook.timeline(int(seconds))),
+        name=f"timeline {seconds}",
     )
     return answer

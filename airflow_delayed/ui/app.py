@@ -21,7 +21,7 @@ path                                         right     answer
 ``POST /api/v1/rabbitmq|sqs/.../redrive``    edits     see ``api_brokers``
 ``POST /api/v1/rabbitmq|sqs/.../install``    edits     see ``api_brokers``
 ``GET /api/v1/.../verify``                   edits     see ``api_brokers``
-``GET /api/v1/stores/.../history``           views     see ``api_stores``
+``GET /api/v1/stores/.../timeline``          views     see ``api_stores``
 ``GET /openapi.json``                        opens     all of it for programs
 ``GET /metrics``                             token     see ``api_live``
 ============================================ ========= =================================================================

@@ -320,7 +320,6 @@ class DispatcherResponse(ApiModel):
     problem: str | None = Field(description="What keeps it from working, since when; null: nothing")
     host: str | None = Field(description="The machine that it runs on")
     dag_id: str | None = Field(description="The DAG whose task it is; null: it is no task")
-    per_minute: int | None = Field(description="Dispatched in the last full minute; null: it has ended")
 
     def without_hosts(self, may_see: Callable[[str], bool]) -> Self:
         """Return the same for users who may not read the connection, see :meth:`StoreHealth.without_hosts`."""
@@ -360,7 +359,7 @@ class LatenessResponse(ApiModel):
     destination: str
     overdue: int = Field(description="Due for longer than 10 s, whoever has them; at most 10,000 of the store")
     late_seconds: float = Field(description="Of the overdue message that was due first; 0: there is none")
-    dispatched: int = Field(description="In the last two minutes")
+    dispatched: int = Field(description="In the last two minutes, of the 10,000 ids that left the store last")
     p99_seconds: float | None = Field(description="Of 100 of these, 99 were at most so late")
 
 

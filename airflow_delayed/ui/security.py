@@ -6,7 +6,7 @@ Airflow's own login and rights decide; nothing is open. There are four rights; t
 right     it allows                            a user has it who
 ========= ==================================== ============================================================
 ``opens`` to open the page                     is logged in, and may see the pages of plugins
-``views`` figures, lists, history              may read the connection; with ``[delayed] viewers = plugins``
+``views`` figures, lists, chart                may read the connection; with ``[delayed] viewers = plugins``
                                                needs no more than the page itself
 ``reads`` bodies, header values                may read the connection
 ``edits`` cancel, restore, reschedule, retry,  may edit the connection; all but the last three of what a DAG

@@ -50,11 +50,11 @@ def test_tables_are_named_as_openlineage_has_it(store: Store):
 def test_install_twice(store: Store):
     hook = store.hook(None)
     plan = hook.install(["reminders"], create_destinations=True, dry_run=True)
-    assert [finding.state for finding in plan] == [State.PLANNED] * 13
+    assert [finding.state for finding in plan] == [State.PLANNED] * 12
     assert hook.verify(["reminders"]).missing_destinations == ("reminders",)
     first = hook.install(["reminders"], create_destinations=True)
-    assert [finding.state for finding in first] == [State.CREATED] * 13
-    assert [finding.state for finding in hook.install(["reminders"])] == [State.OK] * 13
+    assert [finding.state for finding in first] == [State.CREATED] * 12
+    assert [finding.state for finding in hook.install(["reminders"])] == [State.OK] * 12
     assert hook.verify(["reminders"]).ok
 
 

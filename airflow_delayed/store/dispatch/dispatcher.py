@@ -46,7 +46,6 @@ from airflow_delayed.store.dispatch.report import (
 from airflow_delayed.store.dispatch.repository import DispatchRepository
 from airflow_delayed.store.dispatch.worker import PATIENT_SILENCE, SILENCE, ConnectionWorker, QueueTableWorker
 from airflow_delayed.store.engine import CarriedClock
-from airflow_delayed.store.history import HistoryRecorder
 from airflow_delayed.store.notify import POLL, Poller, Waiter
 from airflow_delayed.store.overview import count_overdue
 from airflow_delayed.store.policy import DispatchPolicy, check_connections
@@ -145,8 +144,7 @@ class Dispatcher:
         self._own_sleep = sleep
         self._waiter: Waiter | None = None
         self._clock = CarriedClock(monotonic)
-        self._history = HistoryRecorder(self._clock)
-        self._meters = [self._history.add, *([meter] if meter else [])]
+        self._meters = [meter] if meter else []
         self._repository = DispatchRepository(
             engine,
             tables,
@@ -588,7 +586,6 @@ class Dispatcher:
         if dispatched != self._dispatched:
             self._dispatched, self._dispatched_at = dispatched, self._monotonic()
         if self._repository.try_to_write(self._record_heartbeat):
-            self._history.forget_written()
             # by itself: messages that cannot be read keep no heartbeat from being written
             self._repository.try_to_read(self._note_overdue)
         self._heartbeats += 1
@@ -612,7 +609,6 @@ class Dispatcher:
         }
         state["reaches"] = {one.conn_id: one.reach for one in self._workers or () if isinstance(one, ConnectionWorker)}
         record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=self._ended, **state)
-        self._history.write(connection, self._tables, self.id)
 
     def _note_overdue(self, connection: Connection, now: datetime) -> None:
         throttled = any(worker.turns.throttled for worker in self._workers or ())

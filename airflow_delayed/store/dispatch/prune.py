@@ -1,5 +1,5 @@
-"""Forgetting what is over: ids and runs after the policy's time, old history, cancelled messages after their grace,
-pauses after their end.
+"""Forgetting what is over: ids and runs after the policy's time, cancelled messages after their grace, pauses
+after their end.
 
 A dispatcher forgets at least as many ids as it dispatches, so that the table of remembered ids stops growing once the
 oldest are old enough. This table has no partitions by day: PostgreSQL requires the day in each unique key of a
@@ -20,7 +20,6 @@ from airflow_delayed.store import cancelled, pauses, remembered_ids, runs
 from airflow_delayed.store.database import IDS
 from airflow_delayed.store.dispatch.limits import Activity
 from airflow_delayed.store.dispatch.repository import DispatchRepository
-from airflow_delayed.store.history import condense
 from airflow_delayed.store.pauses import Pause
 from airflow_delayed.store.schema import Tables
 
@@ -90,11 +89,6 @@ class Pruner:
         for _ in range(BY_TIME_TRANSACTIONS):
             if self._forget(forget_cancelled) < IDS:
                 break
-        repository = self._repository
-        repository.writing(
-            Activity.HOUSEKEEPING,
-            lambda connection, now: condense(connection, repository.tables, repository.dispatcher, now),
-        )
 
     def _end_pauses(self) -> None:
         """Remove pauses that are over, and drop what fell due during a pause that is to drop it."""

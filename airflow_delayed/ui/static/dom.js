@@ -11,6 +11,11 @@ export function h(tag, properties, ...children) {
   return fill(document.createElement(tag), properties, children);
 }
 
+/** Make an element of a drawing. */
+export function svg(tag, properties, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), properties, children);
+}
+
 function fill(element, properties, children) {
   for (const [name, value] of Object.entries(properties ?? {})) {
     const aria = name.startsWith("aria-");

@@ -96,11 +96,10 @@ function dispatchers(summary, key) {
   };
   return later("Dispatchers", key, async () => Object.fromEntries(await Promise.all(
     [...new Set(summary.dispatchers.map(({ dag_id: dag }) => dag).filter(Boolean))].map(async (dag) => [dag, await airflow("GET", `dags/${part(dag)}`).catch(() => null)]))),
-  (dags, again) => (summary.dispatchers.length ? table(["Runs in", "State", "Last worked", "A minute", "Delivers through"], summary.dispatchers.map((one) => h("tr", {},
+  (dags, again) => (summary.dispatchers.length ? table(["Runs in", "State", "Last worked", "Delivers through"], summary.dispatchers.map((one) => h("tr", {},
     h("td", {}, dags[one.dag_id] ? [h("a", { href: new URL(`../dags/${part(one.dag_id)}`, document.baseURI).pathname, onclick: leave }, one.dag_id), pauser(one.dag_id, dags[one.dag_id], again)] : one.dag_id ?? "a service or a command",
       one.host && h("small", {}, one.host)),
     h("td", {}, state(one)), h("td", { class: "time" }, time(one.worked_at)),
-    h("td", { class: "number" }, one.per_minute?.toLocaleString() ?? ""),
     h("td", {}, one.conn_ids.map((name) => name ?? "queue tables").join(", "))))) : h("p", {}, "None was at work within a day.")));
 }
 

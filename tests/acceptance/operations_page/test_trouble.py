@@ -52,7 +52,7 @@ def test_trouble_is_said_once_and_the_last_figures_stay_with_their_age(site: Sit
     page.wait_for("page.querySelectorAll('#overview [aria-busy=true]').length === 0")
     page.wait_for("page.querySelector('[data-connection=down_store] [role=alert]') !== null")
     page.wait_for("page.querySelectorAll('table.list tbody tr').length > 1")
-    page.wait_for("page.querySelector('.timeline canvas') !== null")
+    page.wait_for("page.querySelector('.timeline g') !== null")
     before, height = page.evaluate(failed), page.evaluate("page.documentElement.scrollHeight")
     for script, said in ((_LOGIN_LOST, "Your login has ended."), (_SILENT, "Airflow's API server does not answer.")):
         answers(page, script)

@@ -74,7 +74,7 @@ ROUTES = [
     ("POST", "/api/v1/rabbitmq/{connection_id}/install", {"json": {"dry_run": True}}, "op"),
     ("POST", "/api/v1/sqs/{connection_id}/{queue}/install", {"queue": "q", "json": {"dry_run": True}}, "op"),
     ("POST", "/api/v1/sqs/{connection_id}/{queue}/redrive", {"queue": "q", "json": {"dry_run": True}}, "op"),
-    ("GET", "/api/v1/stores/{connection_id}/history", {"params": {"seconds": 86400}}, "sees"),
+    ("GET", "/api/v1/stores/{connection_id}/timeline", {"params": {"seconds": 86400}}, "sees"),
 ]
 #: Names of connections, to brokers that answer nobody.
 BROKERS = ("rabbitmq", "sqs")
