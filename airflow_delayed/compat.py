@@ -14,7 +14,6 @@ from airflow.providers.common.compat.sdk import (
     AirflowFailException,
     AirflowSensorTimeout,
     AirflowSkipException,
-    AirflowTaskTimeout,
     TaskDeferred,
     conf,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "AirflowFailException",
     "AirflowSensorTimeout",
     "AirflowSkipException",
-    "AirflowTaskTimeout",
     "KeepsTexts",
     "NeedsAirflow",
     "TaskDeferred",

@@ -22,7 +22,6 @@ from airflow_delayed.reports import Finding as Finding
 from airflow_delayed.reports import SendReport as SendReport
 from airflow_delayed.reports import State as State
 from airflow_delayed.reports import TopologyReport as TopologyReport
-from airflow_delayed.reports import WithdrawReport as WithdrawReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,15 +235,6 @@ class DelayStore(Delivery):
     def keep_anchor(self, turn: str | None, anchor: datetime) -> None:
         """Replace the anchor, for as long as ids are remembered; by default none is kept."""
         return
-
-    def withdraw(self, since: datetime, *, seconds: float, because: str | None = None) -> WithdrawReport:
-        """Remove what ``origin`` has stored since a time, by :meth:`now`, as if it had never been stored.
-
-        :param seconds: how long that may take.
-        :param because: the reason, for an audit.
-        :raises DelayedError: this store cannot do that.
-        """
-        raise DelayedError(f"{type(self).__name__} cannot take out what was stored")
 
     def own_dataset(self) -> Dataset | None:
         """Return OpenLineage's name of the store's own table; None: it has none."""

@@ -354,19 +354,6 @@ class SendReport(Counts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WithdrawReport:
-    """What became of the messages that a store was to take out again.
-
-    :param in_flight: messages that a dispatcher was sending; they stay.
-    :param complete: False: there was no time for all of them.
-    """
-
-    withdrawn: int
-    in_flight: int
-    complete: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint(Counts):
     """How far a send has come, so that a retry sends only the rest.
 

@@ -14,7 +14,7 @@ a task is retried              It goes on after its last checkpoint, kept every 
 ... without that checkpoint    All is sent from the top, and comes twice where it sending.py: Sending._start,
                                is as it was: rows or arguments have changed,      Sending.deliver, fingerprint
                                Airflow is older than 3.3, files have neither      task_state.py: TaskCheckpoints.get
-                               times nor hashes, or ``cancel_on_kill`` is set.
+                               times nor hashes.
 ... with rows of a query       They are read from the spool of the earlier try.   intake/spool.py: Spool.file
                                On another machine the query runs again: rows that
                                are as they were have the same ids, others are new send.py: _spool_of
@@ -43,10 +43,6 @@ a task is marked failed        While it sends, it ends after the batch under way
                                of up to 2,500 messages; what was confirmed or     sending.py: Sending._check_stopped
                                stored stays. While it waits (``lead``), nothing
                                was sent, and nothing will be.
-... with ``cancel_on_kill``    What its tries have stored is taken out of the     withdrawal.py: Withdrawal,
-                               store within 4 s, and the ids are forgotten,       KILL_SECONDS
-                               unless Airflow tries the task again or it was      store/changes.py: Withdraw
-                               marked as success. What is being dispatched stays. task_state.py: stored_since
 rows are rejected              Nothing is sent, and the task fails without a      sending.py: PreflightReport.judge
                                retry. With ``rejects`` they are written to that   send.py:
                                file, by each try, before the other rows are sent. DelayedSendOperator._preflight

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     import jinja2
     from airflow.sdk import Context
 
-    from airflow_delayed.operators.withdrawal import Withdrawal
-
 #: Up to this, a wait is slept on the worker: to be deferred and resumed takes about as long.
 BRIEF = timedelta(seconds=10)
 
@@ -138,9 +136,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         same ids.
     :param past_due: "fail", "send" or "skip" rows due more than ``max_past`` before the task's first try began.
     :param max_past: see ``past_due``; by default ``[delayed] max_past``, an hour.
-    :param on_backfill: in a run of a backfill "send", "skip" the task before a row is read, or "fail". Runs that a
-        schedule catches up on are no backfill: for them and for messages with due times of their own there is
-        ``past_due``, and ``delay_from="run"`` makes relative delays count from the run, so that it holds for them.
     :param rejects: the JSON lines file that receives invalid rows, while the others are sent; corrected, it can be a
         source itself. None: an invalid row fails the task before anything is sent. What only the broker knows to be
         invalid, such as a body beyond its ``max_message_size``, fails it when the others are sent.
@@ -149,12 +144,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         be recognised and a store sends nothing twice, with relative delays counted as before; or "new_ids", another
         send, whose relative delays count from then. Only ids that are made from content can be new. With the same ids a
         task that had failed half-way goes on when it is cleared, as a retry does; one that had succeeded sends all.
-    :param cancel_on_kill: when the task is killed and Airflow does not try it again (a person marks it failed or
-        deletes its run, or its last try runs into ``execution_timeout`` or a worker that shuts down), take out of the
-        store what it has stored, as if it had not: its ids are not remembered, and a clear stores the same messages
-        again. Where a retry follows, or the task was marked as success, they stay. There are 4 seconds for it; the log
-        has the counts. What a broker has confirmed, and what is being dispatched, stays in any case. With it a retry
-        begins at the top, and what the store knows is a duplicate.
     :param dry_run: check all, send nothing, and log what would go where and when.
 
     Result:
@@ -214,7 +203,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         rejects: str | PurePath | ObjectStoragePath | None = None,
         past_due: Literal["fail", "send", "skip"] = "fail",
         max_past: timedelta | str | None = None,
-        on_backfill: Literal["send", "skip", "fail"] = "send",
         on_empty: Literal["warn", "fail", "skip"] = "warn",
         columns: Mapping[str, str] | None = None,
         envelope: str | None = None,
@@ -222,7 +210,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         lead: timedelta | str | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         on_clear: Literal["same_ids", "new_ids"] = "same_ids",
-        cancel_on_kill: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -249,7 +236,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.rejects = path_text(rejects)
         self.past_due = past_due
         self.max_past = config.max_past() if max_past is None else max_past
-        self.on_backfill = on_backfill
         self.on_empty = on_empty
         self.columns = columns
         self.envelope = envelope
@@ -258,11 +244,9 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.lead = lead
         self.deferrable = deferrable
         self.on_clear = on_clear
-        self.cancel_on_kill = cancel_on_kill
         #: The connection of the store that messages were left in.
         self.stored_in: str | None = None
         self._sending: Sending | None = None
-        self._withdrawal: Withdrawal | None = None
         #: Whether Airflow has ended the task.
         self.stopped = False
         SendArguments.of(vars(self))
@@ -300,7 +284,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         try:
             with ExitStack() as closing:
                 arguments = SendArguments.rendered(vars(self))
-                arguments.check_run(context)
                 opening = _spool_of(context, self.log, retries=self.retries or 0, resumed=deferred is not None)
                 spool = closing.enter_context(opening)
                 route = arguments.route(context, closing, self.log)
@@ -316,17 +299,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
                     deferred=deferred,
                     store=route.store if unready is None else None,
                 )
-                if self.cancel_on_kill and not self.only_plan and unready is None:
-                    from airflow_delayed.operators.withdrawal import Withdrawal
-
-                    assert route.store is not None
-                    self._withdrawal = Withdrawal(context, route.store, self.log, new_ids=new_ids)
-                    closing.enter_context(self._withdrawal)
-                    if self.stopped:
-                        self._withdrawal.note_kill()
                 summary = self._execute(context, arguments, began, route, spool, unready)
-                if self._withdrawal is not None and self._withdrawal.killed():
-                    raise Interrupted(summary["sent"], summary["stored"], "the task was ended")
         except InputError as error:
             if not self.only_plan:
                 # a queue that is made again has none of the messages that it had
@@ -343,8 +316,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     def on_kill(self) -> None:
         """Send nothing more, and log how many messages can be recalled, and how many cannot."""
         self.stopped = True
-        if self._withdrawal is not None:
-            self._withdrawal.note_kill()
         if self._sending is not None:
             self.log.warning(
                 "killed when at least %s messages were sent, which cannot be recalled, and %s were in the store, where"
@@ -497,10 +468,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self._sending = sending
         try:
             checkpoints = TaskCheckpoints(context, self.log, new_ids=arguments.new_ids)
-            # a checkpoint would outlive the messages that a kill takes out of the store
-            kept = None if arguments.cancel_on_kill else checkpoints
             with rejects or nullcontext():
-                sending.deliver(found, checkpoints=kept, reject=None if rejects is None else rejects.add)
+                sending.deliver(found, checkpoints=checkpoints, reject=None if rejects is None else rejects.add)
         finally:
             if rejects is not None and sending.refused:
                 self.log.warning("%s more rows were refused and are in %s", f"{sending.refused:,}", shown(rejects.path))

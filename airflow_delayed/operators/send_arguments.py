@@ -19,7 +19,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow_delayed import config, lineage
 from airflow_delayed.addresses import shown
 from airflow_delayed.clock import resolve, zone
-from airflow_delayed.compat import KEEPS_STATE, AirflowSkipException, KeepsTexts, NeedsAirflow
+from airflow_delayed.compat import KEEPS_STATE, KeepsTexts, NeedsAirflow
 from airflow_delayed.delivery import DelayStore, delivery_for, store_for
 from airflow_delayed.errors import InputError, InvalidMessage, SourceError, check_choice
 from airflow_delayed.fields import FIELD_MOMENTS, FIELD_NAMES
@@ -129,10 +129,6 @@ def headers_of(headers: Any) -> Any:
     return headers.content if isinstance(headers, MaskedHeaders) else headers
 
 
-#: The type of a DAG run that a backfill made, or runs again.
-BACKFILL = "backfill"
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CommonArguments:
     """The parameters that DelayedSendOperator and DelayedSparkSendOperator share; the former describes them.
@@ -147,7 +143,6 @@ class CommonArguments:
     #: Parameters with few values.
     choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
         "past_due": ("fail", "send", "skip"),
-        "on_backfill": ("send", "skip", "fail"),
         "on_empty": ("warn", "fail", "skip"),
     }
 
@@ -169,7 +164,6 @@ class CommonArguments:
     timezone: str | None
     past_due: str
     max_past: timedelta
-    on_backfill: str
     on_empty: str
     columns: Mapping[str, str] | None
     envelope: str | None
@@ -183,7 +177,12 @@ class CommonArguments:
         check_renames(self.columns)
         for name in ("hold_over", "max_past", *(["spread"] if self.spread is not None else [])):
             object.__setattr__(self, name, span_of(name, getattr(self, name)))
-        self.check_store("until_due", "only there can messages wait until they are due, and be cancelled until then")
+        if self.until_due and self.store_conn_id is None:
+            raise ValueError(
+                "until_due=True needs a store, and store_conn_id= names none: only there can messages wait until they"
+                " are due, and be cancelled until then. If the connection of conn_id= is a store itself, a SQL database"
+                " with queue tables, name it as store_conn_id= too"
+            )
         if self.until_due and self.hold_over:
             raise ValueError(
                 "until_due=True lets all messages wait in the store, and hold_over= sends messages that are due soon at"
@@ -192,36 +191,6 @@ class CommonArguments:
         # a template is checked when it is rendered
         if "{{" not in str(self.on_conflict) and not isinstance(self.on_conflict, XComArg):
             check_on_conflict(self.on_conflict)
-
-    def check_store(self, name: str, why: str) -> None:
-        """Check that a parameter which needs a store has one.
-
-        :raises ValueError: it has none.
-        """
-        if getattr(self, name) and self.store_conn_id is None:
-            raise ValueError(
-                f"{name}=True needs a store, and store_conn_id= names none: {why}. If the connection of conn_id= is a"
-                " store itself, a SQL database with queue tables, name it as store_conn_id= too"
-            )
-
-    def check_run(self, context: Context) -> None:
-        """Check that messages are to be sent in a run of this kind.
-
-        :raises AirflowSkipException: it is a backfill's, and ``on_backfill`` skips the task.
-        :raises InputError: it is a backfill's, and ``on_backfill`` refuses that.
-        """
-        run = context.get("dag_run")
-        if self.on_backfill == "send" or getattr(run, "run_type", None) != BACKFILL:
-            return
-        text = (
-            f"this run belongs to a backfill, and on_backfill={self.on_backfill!r}: nothing was read and nothing sent"
-        )
-        if self.on_backfill == "skip":
-            raise AirflowSkipException(text)
-        raise InputError(
-            f"{text}. To leave this task out of backfills, pass on_backfill='skip'; to send, on_backfill='send', where"
-            " past_due= is for rows that are past due"
-        )
 
     def inputs(self) -> list[lineage.Dataset]:
         """Return the source by OpenLineage's name."""
@@ -350,14 +319,12 @@ class SendArguments(CommonArguments):
     rejects: str | None
     lead: timedelta | None
     on_clear: str
-    cancel_on_kill: bool
 
     def __post_init__(self) -> None:
         self._check_content()
         super().__post_init__()
         if self.new_ids and (self.message_id is not None or self.id_columns is not None):
             raise ValueError("on_clear='new_ids' has no power over ids that message_id= or id_columns= give")
-        self.check_store("cancel_on_kill", "what a broker has confirmed cannot be taken back")
         if self.lead is not None and not KEEPS_STATE:
             why = "to go on as it began; a store (store_conn_id=) can store messages before"
             raise NeedsAirflow("lead=", "3.3", why)

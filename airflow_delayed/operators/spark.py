@@ -245,7 +245,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
 
     Safety:
 
-    :param on_conflict: as DelayedSendOperator's; so are ``past_due``, ``max_past`` and ``on_backfill``.
+    :param on_conflict: as DelayedSendOperator's; so are ``past_due`` and ``max_past``.
     :param check_first: read and check all rows before the first is sent; the rows are read twice.
     :param on_empty: "warn", "fail" or "skip" the task when nothing was sent.
     :param dry_run: check all, send nothing.
@@ -300,7 +300,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         timezone: str | None = None,
         past_due: Literal["fail", "send", "skip"] = "fail",
         max_past: timedelta | str | None = None,
-        on_backfill: Literal["send", "skip", "fail"] = "send",
         on_empty: Literal["warn", "fail", "skip"] = "warn",
         columns: Mapping[str, str] | None = None,
         envelope: str | None = None,
@@ -340,7 +339,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
         self.timezone = timezone
         self.past_due = past_due
         self.max_past = config.max_past() if max_past is None else max_past
-        self.on_backfill = on_backfill
         self.on_empty = on_empty
         self.columns = columns
         self.envelope = envelope
@@ -385,7 +383,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
     def _run(self, context: Context) -> Mapping[str, Any]:
         with ExitStack() as stack:
             arguments = SparkArguments.rendered(vars(self))
-            arguments.check_run(context)
             manifest = arguments.manifest
             if manifest is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delayed-manifest-"))

@@ -30,7 +30,7 @@ relative delay can be kept then without ``delay_from=``:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -59,7 +59,6 @@ _WAITS = "airflow_delayed.waits"
 _DONE = "airflow_delayed.done"
 _CHECKPOINT = "airflow_delayed.checkpoint"
 _DISPATCH = "airflow_delayed.dispatch"
-_STORES_SINCE = "airflow_delayed.stores_since"
 _CHANGE = "airflow_delayed.change"
 
 
@@ -206,7 +205,7 @@ def forget(context: Context, *, new_ids: bool = False) -> None:
     """Forget the beginning and the checkpoint: the next try is another send."""
     state = task_state(context)
     if state is not None:
-        own = (_key(context, _BEGAN, new_ids), _key(context, _CHECKPOINT, new_ids), _key(context, _STORES_SINCE, True))
+        own = (_key(context, _BEGAN, new_ids), _key(context, _CHECKPOINT, new_ids))
         for key in (*own, _WAITS, _DONE):
             state.delete(key)
 
@@ -277,20 +276,6 @@ class TaskCheckpoints:
                 f"{checkpoint.rows:,}",
                 type(error).__name__,
             )
-
-
-def stored_since(context: Context, now: Callable[[], datetime]) -> datetime:
-    """Return when this turn of the task began to store messages; the first call notes it.
-
-    :param now: the store's clock.
-    """
-    state, key = task_state(context), _key(context, _STORES_SINCE, True)
-    since = _moment(state, key)
-    if since is None:
-        since = now()
-        if state is not None:
-            state.set(key, since.isoformat(), retention=never_expire())
-    return since
 
 
 def first_dispatch(context: Context, now: datetime) -> tuple[datetime, bool]:

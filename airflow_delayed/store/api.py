@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -26,11 +25,10 @@ from airflow_delayed.delivery import (
     TemporaryQueue,
     TopologyReport,
 )
-from airflow_delayed.identity import Origin, SentBy, typed_key_ids
+from airflow_delayed.identity import Origin, typed_key_ids
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage, delay_of, due_after, plain_span, utc
 from airflow_delayed.provider_info import CANCEL_GRACE
-from airflow_delayed.reports import WithdrawReport
 from airflow_delayed.store import (
     audit,
     counts,
@@ -57,7 +55,6 @@ from airflow_delayed.store.changes import (
     Reschedule,
     Restore,
     Retry,
-    Withdraw,
     cancel_or_remember,
 )
 from airflow_delayed.store.counts import DispatcherSeen, Progress, StoreCounts
@@ -367,35 +364,6 @@ class Store(DelayStore):
         with self._ready():
             origin = self._own_origin
             retried(self.engine, lambda connection: runs.keep_anchor(connection, self.tables, origin, turn, anchor))
-
-    def withdraw(self, since: datetime, *, seconds: float = 60.0, because: str | None = None) -> WithdrawReport:
-        """Remove what :attr:`origin` has stored since a time, as if it had never been stored; its ids are forgotten.
-
-        So the task can store the same messages again, which it cannot after a cancel. Messages that are being
-        dispatched stay, and messages of another run that were replaced since, and messages of notifiers. Nothing
-        brings back what was removed.
-
-        :param since: aware; by :meth:`now`.
-        :param seconds: begin with no further thousand messages after that.
-        """
-        origin, change_since = self._own_origin, utc("since", since)
-        with self._ready():
-            with self._reading() as connection:
-                run = runs.number_of(connection, self.tables, origin)
-            if run is None:
-                return WithdrawReport(withdrawn=0, in_flight=0, complete=True)
-            names = {field.name: getattr(origin, field.name) for field in fields(SentBy)}
-            found, complete = self._changes.withdraw(
-                Withdraw(run, change_since),
-                SentBy(**names),
-                seconds=seconds,
-                who=self.actor(),
-                because=because,
-            )
-        counts = found.counts
-        return WithdrawReport(
-            withdrawn=counts.get(Outcome.WITHDRAWN, 0), in_flight=counts.get(Outcome.IN_FLIGHT, 0), complete=complete
-        )
 
     # messages
 

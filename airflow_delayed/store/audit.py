@@ -117,7 +117,7 @@ class AuditRecord:
     #: When it began, by the database's clock.
     at: datetime
     who: str | None
-    #: "cancel", "restore", "reschedule", "retry", "erase", "purge" or "withdraw".
+    #: "cancel", "restore", "reschedule", "retry", "erase" or "purge".
     action: str
     #: By ids: ``ids`` is how many, and ``first`` the first five. By filter: its criteria. ``to``: the new due time.
     selection: Mapping[str, Any]

@@ -30,11 +30,10 @@ from sqlalchemy import (
 )
 
 from airflow_delayed.errors import WrongToken
-from airflow_delayed.identity import SentBy
 from airflow_delayed.store import audit, remembered_ids
 from airflow_delayed.store.audit import AuditEntry
 from airflow_delayed.store.bulk import own_place
-from airflow_delayed.store.changes import Location, MessageChange, Purge, Withdraw, locate
+from airflow_delayed.store.changes import Location, MessageChange, Purge, locate
 from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.drivers import LAST
@@ -181,20 +180,6 @@ class BulkChanges:
         """
         pages = self._pages(change, wanted, limit=limit)
         return self._run(change, pages, wanted, entry, Outcomes(0), dry_run=False)
-
-    def withdraw(
-        self, change: Withdraw, sent_by: SentBy, *, seconds: float, who: str, because: str | None = None
-    ) -> tuple[Outcomes, bool]:
-        """Withdraw the messages of a run, and return the outcomes and whether these are all.
-
-        :param seconds: begin with no further thousand messages after that.
-        """
-        found, wanted, end = Outcomes(0), MessageFilter(sent_by=sent_by), self._monotonic() + seconds
-        entry = AuditEntry(who, change.action, change.selection(wanted), because=because)
-        for _ in self._run(change, self._pages(change, wanted), wanted, entry, found, dry_run=False):
-            if self._monotonic() >= end:
-                return found, False
-        return found, True
 
     def purge(
         self,

@@ -28,16 +28,13 @@ from sqlalchemy import (
     delete,
     func,
     literal,
-    not_,
     null,
-    or_,
     select,
     union_all,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from airflow_delayed.errors import WrongState
-from airflow_delayed.identity import NOTIFIER
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store import bulk, cancelled, notify, remembered_ids
 from airflow_delayed.store.audit import AuditEntry, of_ids
@@ -62,10 +59,7 @@ from airflow_delayed.store.records import insert_new_rows, remove_rows, to_row
 from airflow_delayed.store.schema import Tables, Where
 
 #: The columns that a change reads.
-_READ = (
-    *("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry", "RetryCount", "Tag", "Run"),
-    "StoredAt",
-)
+_READ = ("Id", "Destination", "Time", "Digest", "DeliverConnId", "ExpiresAt", "NextTry", "RetryCount", "Tag", "Run")
 
 
 #: The outcome of a change for a remembered id, by its column Outcome in the table ``_past``.
@@ -318,47 +312,6 @@ class Erase(MessageChange):
             if outcome in (Outcome.ERASED, Outcome.DISPATCHED)
         ]
         _record(connection, tables, blank, Outcome.ERASED, now)
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw(MessageChange):
-    """Remove what one run of a task has stored since a time as if it had never been stored: no id is remembered.
-
-    Messages of notifiers stay, which store them for the run of the task that they are about.
-
-    :param run: the number of the run.
-    :param since: a message that was stored before stays, also if it was replaced since.
-    """
-
-    run: int
-    since: datetime
-    action: ClassVar[str] = "withdraw"
-    where: ClassVar[Sequence[Where]] = BOTH
-
-    @property
-    def details(self) -> Mapping[str, Any]:
-        """Since when they were stored."""
-        return {"since": self.since.isoformat()}
-
-    def conditions(self, table: Table) -> Conditions:
-        """Return the conditions for messages of that run and time."""
-        columns, by_notifier = table.c, table.c.Tag.startswith(NOTIFIER, autoescape=True)
-        return [columns.Run == self.run, columns.StoredAt >= self.since, or_(columns.Tag.is_(None), not_(by_notifier))]
-
-    def decide(self, found: Location, now: datetime) -> Outcome:
-        """Return WITHDRAWN for a message of that run and time."""
-        if not found.row:
-            return found.gone
-        stored_at, by_notifier = found.row["StoredAt"], (found.row["Tag"] or "").startswith(NOTIFIER)
-        in_time = stored_at is not None and stored_at >= self.since
-        its_own = found.row["Run"] == self.run and in_time and not by_notifier
-        return Outcome.WITHDRAWN if its_own else Outcome.UNCHANGED
-
-    def apply(self, connection: Connection, tables: Tables, decided: Decided, now: datetime) -> None:
-        """Remove the messages, and the leases of dispatchers that died, by which the store would know the ids."""
-        gone = _changed(decided)
-        _remove(connection, tables, gone)
-        remembered_ids.forget(connection, tables, [found.message_id for found in gone if found.abandoned])
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ MAX_TOMBSTONES = 20_000
 
 
 class Outcome(str, Enum):
-    """The outcome of a change for one id. The first eight mean that the call changed it, see :attr:`changed`."""
+    """The outcome of a change for one id. The first seven mean that the call changed it, see :attr:`changed`."""
 
     CANCELLED = "cancelled"
     #: The cancel was taken back: it waits again, or is again among the failed ones.
@@ -27,8 +27,6 @@ class Outcome(str, Enum):
     PURGED = "purged"
     #: The id is remembered no longer.
     FORGOTTEN = "forgotten"
-    #: Removed as if it had never been stored: its id is not remembered.
-    WITHDRAWN = "withdrawn"
 
     #: A dispatcher was still delivering it after half a second of waiting. Try again.
     IN_FLIGHT = "in flight"
@@ -74,7 +72,6 @@ _CHANGED = frozenset(
         Outcome.ERASED,
         Outcome.PURGED,
         Outcome.FORGOTTEN,
-        Outcome.WITHDRAWN,
     }
 )
 

@@ -71,7 +71,6 @@ def world(request: pytest.FixtureRequest, connect: Callable[..., str], here: Pat
         dialect="postgresql" if postgres else "mariadb",
         grant=lambda which, who: [who.sql(who.hook(), named(one).replace(";", "")) for one in which],
         grant_queue=lambda: grant([f"GRANT SELECT, INSERT ON {name}.alarms TO {name}_dispatcher"]),
-        grant_audit=lambda: grant([one.replace("_editor", "_sender") for one in after if "_audit" in one[:80]]),
     )
     for made in stores:
         made.close()
@@ -208,20 +207,6 @@ def test_a_sender_stores_what_an_editor_cancels_or_remembers(world: SimpleNamesp
     assert sending.send([message("red", LATER)]).sent == 1
     assert editing.cancel_or_remember(["red", "late"], actor="d") == {"red": "cancelled", "late": "absent"}
     assert sending.send([message("late", LATER)]).duplicates == 1
-
-
-def test_a_sender_that_takes_out_what_it_stored_writes_the_audit_too(world: SimpleNamespace):
-    world.before()
-    world.store("installer").hook().install([])
-    world.after()
-    sending = world.store("sender").hook(origin=Origin(dag_id="d", run_id="r", task_id="t"))
-    since = sending.now()
-    sending.send([message("a", LATER)])
-    with pytest.raises(DelayedError, match="denied"):
-        sending.withdraw(since)
-    world.grant_audit()
-    assert sending.withdraw(since).withdrawn == 1
-    assert sending.send([message("a", LATER)]).sent == 1
 
 
 def test_no_user_may_do_the_work_of_another(world: SimpleNamespace):

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-from airflow.utils.types import DagRunType
 
 from airflow_delayed.message import UTC
 from airflow_delayed.operators.send import DelayedSendOperator
@@ -41,7 +40,6 @@ class Run:
         self.store = Recorder("store", destinations=())
         self.states = States()
         self.run_id = "run-1"
-        self.run_type = "manual"
         self.max_tries = 0
         self.map_index = -1
         self.try_number = 0
@@ -85,7 +83,7 @@ class Run:
             task=None,
             xcom_push=lambda key, value: self.xcoms.update({key: value}),
         )
-        dag_run = SimpleNamespace(run_type=DagRunType(self.run_type), start_date=NOW)
+        dag_run = SimpleNamespace(start_date=NOW)
         return {"ti": ti, "task_state_store": self.states, "dag_run": dag_run}
 
     def execute(self, **arguments):

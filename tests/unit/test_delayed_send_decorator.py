@@ -54,19 +54,9 @@ def test_columns_of_another_name(run):
     assert (message.body, message.due_at, message.tag) == (b"a", NOW + timedelta(seconds=60), "c1")
 
 
-def test_a_function_does_not_run_for_a_backfill_that_is_skipped(run):
-    def never():
-        raise AssertionError("it was called")
-
-    run.run_type = "backfill"
-    with pytest.raises(AirflowSkipException, match="belongs to a backfill"):
-        execute(run, made(never, on_backfill="skip"))
-
-
 def test_it_has_the_parameters_that_need_a_store(run):
-    for name in ("until_due", "cancel_on_kill"):
-        with pytest.raises(ValueError, match=f"{name}=True needs a store"):
-            made(three, **{name: True})
+    with pytest.raises(ValueError, match="until_due=True needs a store"):
+        made(three, until_due=True)
     execute(run, made(three, until_due=True, store_conn_id="store"))
     assert (len(run.store.sent), run.transport.sent) == (3, [])
 

@@ -397,27 +397,6 @@ def test_nothing_to_send(run, log):
         run.execute(messages=[], on_empty="skip")
 
 
-def test_a_backfill_is_skipped_or_refused_before_a_row_is_read(run, tmp_path):
-    nowhere = {"source": str(tmp_path / "nowhere.csv")}
-    run.run_type = "backfill"
-    with pytest.raises(AirflowSkipException, match="belongs to a backfill, and on_backfill='skip': nothing was read"):
-        run.execute(**nowhere, on_backfill="skip")
-    with pytest.raises(AirflowFailException, match=r"on_backfill='fail': .*To leave this task out of backfills, pass"):
-        run.execute(**nowhere, on_backfill="fail")
-    with pytest.raises(AirflowFailException, match=r"nowhere\.csv"):
-        run.execute(**nowhere)
-    assert run.execute(messages=rows(1), on_backfill="send")["sent"] == 1
-    with pytest.raises(ValueError, match="on_backfill='no' is none of 'send', 'skip', 'fail'"):
-        run.task(messages=rows(1), on_backfill="no")
-
-
-@pytest.mark.parametrize("on_backfill", ["skip", "fail"])
-@pytest.mark.parametrize("run_type", ["scheduled", "manual", "asset_triggered"])
-def test_other_runs_are_no_backfill(run, run_type, on_backfill):
-    run.run_type = run_type
-    assert run.execute(messages=rows(1), on_backfill=on_backfill)["sent"] == 1
-
-
 def test_body_is_no_template_field_and_in_no_log_line(run, log):
     task = run.task(value="secret {{ 1 + 1 }}", delay=5)
     assert not {"value", "body", "messages"} & set(task.template_fields)

@@ -18,7 +18,7 @@ from support.recorder import Recorder
 from support.send_runs import NOW, Run, rows
 
 from airflow_delayed import sending
-from airflow_delayed.errors import LimitExceeded, SendFailed
+from airflow_delayed.errors import Interrupted, LimitExceeded, SendFailed
 
 CHUNK = 10
 
@@ -77,6 +77,24 @@ def test_a_retry_goes_on_after_the_last_confirmed_batch(run, log):
     assert summary["first_due"] == (NOW + timedelta(seconds=60)).isoformat()
     assert summary["last_due"] == (NOW + timedelta(seconds=159)).isoformat()
     assert "confirmed: 70 sent, 0 stored; beside the 30 of earlier tries" in log.text
+
+
+def test_a_worker_that_shuts_down_ends_after_its_batch_and_the_retry_sends_the_rest_once(run):
+    task = run.task(messages=rows(100))
+    send = run.transport.send
+
+    def shut_down(messages):
+        task.on_kill()
+        return send(messages)
+
+    run.transport.send = shut_down
+    run.try_number += 1
+    with pytest.raises(Interrupted):
+        task.execute(run.context)
+    run.transport.send = send
+    assert len(run.ids()) == CHUNK
+    assert run.execute(messages=rows(100))["earlier_tries"] == CHUNK
+    assert (len(set(run.ids())), twice(run)) == (100, 0)
 
 
 def test_each_try_begins_where_the_last_one_ended(run):

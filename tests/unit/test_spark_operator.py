@@ -254,14 +254,6 @@ def test_an_airflow_that_keeps_nothing_refuses_relative_delays_in_a_later_try(ru
     assert settings_of(dict(hook.args.set), NOW).rules.due_at == NOW + timedelta(seconds=60)
 
 
-def test_spark_does_not_start_for_a_backfill_that_is_skipped_or_refused(run) -> None:
-    backfill = {**context(), "dag_run": SimpleNamespace(run_type="backfill")}
-    for on_backfill, error in (("skip", AirflowSkipException), ("fail", AirflowFailException)):
-        with pytest.raises(error, match="belongs to a backfill"):
-            run(summary=None, task_context=backfill, on_backfill=on_backfill)
-    assert run(task_context=backfill)[0] == SUMMARY
-
-
 def test_what_stays_until_it_is_due_stays_in_the_executors_store(run) -> None:
     _, hook = run(store_conn_id="db", until_due=True)
     settings = settings_of(dict(hook.args.set), NOW)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_delayed.store.changes import Cancel, Erase, Location, Purge, Reschedule, Restore, Retry, Withdraw
+from airflow_delayed.store.changes import Cancel, Erase, Location, Purge, Reschedule, Restore, Retry
 from airflow_delayed.store.outcomes import Outcome, Outcomes
 from airflow_delayed.store.records import StoredMessage, place_of
 
@@ -51,7 +51,6 @@ ROW = {"Time": NOW + HOUR, "ExpiresAt": None, "Reason": "failed", "FailedAt": NO
 EXPIRED = {**ROW, "ExpiresAt": NOW, "Reason": "expired"}
 KEPT = {**ROW, "Reason": None, "Until": NOW + HOUR}
 SHORT = {**ROW, "ExpiresAt": NOW + 2 * HOUR}
-OWN = {**ROW, "Run": 7, "StoredAt": NOW, "Tag": None}
 
 
 def found(where, row=ROW, remembered=None) -> Location:
@@ -81,14 +80,6 @@ def found(where, row=ROW, remembered=None) -> Location:
         (Reschedule(NOW + 2 * HOUR), found("messages", SHORT), "expires first"),
         (Reschedule(NOW + 2 * HOUR - timedelta(microseconds=1)), found("messages", SHORT), "rescheduled"),
         (Reschedule(NOW - HOUR), found("messages", EXPIRED), "expired"),
-        # what a run stored since a time
-        (Withdraw(7, NOW), found("messages", OWN), "withdrawn"),
-        (Withdraw(7, NOW), found("failed", OWN), "withdrawn"),
-        (Withdraw(7, NOW + HOUR), found("messages", OWN), "unchanged"),
-        (Withdraw(8, NOW), found("messages", OWN), "unchanged"),
-        (Withdraw(7, NOW), found("messages", {**OWN, "StoredAt": None}), "unchanged"),
-        (Withdraw(7, NOW), found("messages", {**OWN, "Tag": "notifier:d/r"}), "unchanged"),
-        (Withdraw(7, NOW), found("past", remembered="dispatched"), "dispatched"),
         # failed
         (Cancel(), found("failed"), "cancelled"),
         (Reschedule(NOW), found("failed"), "failed"),
