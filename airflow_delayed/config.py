@@ -6,8 +6,7 @@ of all options are in :mod:`airflow_delayed.provider_info`. No other module read
 
 from __future__ import annotations
 
-from datetime import date, timedelta
-from math import inf, nan
+from datetime import timedelta
 from tempfile import gettempdir
 
 from airflow_delayed.errors import InvalidMessage, InvalidOption
@@ -82,21 +81,6 @@ def page_sqs() -> tuple[tuple[str, str], ...]:
             raise InvalidOption("page_sqs", name, "write each as conn_id:queue, such as aws_default:reminders")
         pairs.append((conn_id, queue))
     return tuple(pairs)
-
-
-def sqs_prices() -> tuple[float, float, date]:
-    """Return the US dollars for a million requests to standard and to FIFO queues, and the day of these prices."""
-    text = _text("sqs_prices")
-    try:
-        standard, fifo, day = (part.strip() for part in text.split(","))
-        prices, as_of = (float(standard), float(fifo)), date.fromisoformat(day)
-    except ValueError:
-        prices, as_of = (nan, nan), date.min
-    # also not a number
-    if not all(0 <= price < inf for price in prices):
-        advice = "write two prices in US dollars and their day, such as 0.40, 0.50, 2026-11-21"
-        raise InvalidOption("sqs_prices", text, advice)
-    return (*prices, as_of)
 
 
 def viewers() -> str:

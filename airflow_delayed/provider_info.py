@@ -175,14 +175,6 @@ def get_provider_info() -> dict[str, Any]:
                         default="False",
                         example="True",
                     ),
-                    "sqs_prices": _option(
-                        "The price of a million requests to standard queues and to FIFO queues of Amazon SQS, in US"
-                        " dollars, and the day of these prices. Estimates, logs and results show amounts by them. The"
-                        " free tier and the lower prices of large volumes are not modelled. By default us-east-1.",
-                        "string",
-                        default="0.40, 0.50, 2026-11-21",
-                        example="0.44, 0.55, 2026-12-01",
-                    ),
                     "page_stores": _option(
                         "The SQL connections whose stores the page of delayed deliveries shows, with commas between.",
                         "string",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseHook
 
-from airflow_delayed import config
 from airflow_delayed.compat import limits
 from airflow_delayed.delivery import Clock, TopologyReport, check_type
 from airflow_delayed.errors import MissingExtra, TransportUnavailable
@@ -25,7 +24,6 @@ except ModuleNotFoundError:
 
 from airflow_delayed.sqs.client import name_queues, retries, translated
 from airflow_delayed.sqs.settings import QueueSettings
-from airflow_delayed.sqs.stats import Prices
 from airflow_delayed.sqs.transport import SqsTransport
 
 if TYPE_CHECKING:
@@ -76,7 +74,6 @@ class SqsDelayHook(SqsTransport, BaseHook):
             envelope=envelope,
             clock=clock,
             sleep=sleep,
-            prices=Prices(*config.sqs_prices()),
         )
 
     @property

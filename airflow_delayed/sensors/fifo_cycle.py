@@ -36,12 +36,12 @@ class FifoCycleSensor(lineage.Traced, BaseSensorOperator):
 
     A message that is due in over 900 s waits in ``<destination>-delay.fifo``, and is delivered late or, after 14 days,
     lost if no such sensor runs. Each poke sends on all visible messages: back for another 900 s, or to the destination
-    with the remaining delay, by the broker's clock. Several sensors may run on one queue. For delays without end
+    with the remaining delay. Several sensors may run on one queue. For delays without end
     let it run without end: ``until=timedelta(hours=6)`` in a DAG with ``schedule="@continuous"``.
 
     Returns a summary: ``requeued`` for another round, ``delivered``, ``failed`` and ``undeleted`` (times),
-    ``to_error_queue``, ``requests`` as SQS bills them, ``cost_usd`` and ``prices_as_of`` (the day of the prices),
-    ``late_p99``, ``late_max`` and ``oldest_seconds``.
+    ``to_error_queue``, ``requests`` as SQS bills them, ``late_p99``, ``late_max`` and
+    ``oldest_seconds``.
 
     Which queues:
 

@@ -48,7 +48,6 @@ from airflow_delayed.sqs.entries import (
 )
 from airflow_delayed.sqs.hops import (
     LONGEST_DELAY,
-    BrokerClock,
     delay_of,
     due_us_of,
     hop_of,
@@ -57,7 +56,7 @@ from airflow_delayed.sqs.hops import (
     seconds_until,
     sent_ms,
 )
-from airflow_delayed.sqs.stats import CycleCounts, Prices, billed
+from airflow_delayed.sqs.stats import CycleCounts, billed
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -87,7 +86,6 @@ class CyclingHook(Protocol):
     """The methods of SqsDelayHook that the loop calls."""
 
     conn_id: str
-    prices: Prices
 
     @property
     def clock(self) -> Clock:
@@ -196,15 +194,13 @@ class DelayQueueLoop:
         return all(not stop() and self._round(stop) for _ in range(self._looks))
 
     def log_counts(self) -> None:
-        """Log the counts of the whole task, and the cost of its requests."""
+        """Log the counts of the whole task."""
         self._log_progress(at_once=True)
-        cost = self.counts.cost(self._hook.prices)
-        text = "delay queues of %s: %s; the requests cost $%.6f at prices of %s"
-        log.info(text, ", ".join(self._destinations), self.counts, cost.dollars, cost.as_of)
+        log.info("delay queues of %s: %s", ", ".join(self._destinations), self.counts)
 
     def summary(self) -> dict[str, Any]:
-        """Return the result of the whole task: counts, seconds, US dollars and the day of their prices."""
-        return self.counts.summary(self._hook.prices)
+        """Return the result of the whole task: counts and seconds."""
+        return self.counts.summary()
 
     def _round(self, stop: Callable[[], bool]) -> bool:
         """Return whether nothing was to do, and nothing waits."""
@@ -343,7 +339,6 @@ class DelayQueue:
     destination_url: str
     error_url: Callable[[], str]
     clock: Clock
-    broker_clock: BrokerClock = field(default_factory=BrokerClock)
     #: Received, and neither sent on nor given back: SQS ids and receipt handles.
     _in_hand: dict[str, str] = field(default_factory=dict)
     #: SQS ids of messages that were sent on and are in the delay queue still.
@@ -390,14 +385,8 @@ class DelayQueue:
         return sum(int(count) for count in attributes.values()), retention
 
     def _receive(self, wait_seconds: int, counts: CycleCounts) -> Sequence[MessageTypeDef]:
-        began = self.broker_clock.tick()
         answer = self._request(wait_seconds, counts)
         received = cast("Sequence[MessageTypeDef]", answer.get("Messages", ()))
-        self.broker_clock.heard(
-            began,
-            answer["ResponseMetadata"].get("HTTPHeaders", {}),
-            [int(message["Attributes"]["ApproximateFirstReceiveTimestamp"]) for message in received],
-        )
         # the first 64 KiB are counted already
         size = sum(len(message["Body"]) + attributes_size(message.get("MessageAttributes", {})) for message in received)
         counts.fifo_requests += billed(size) - 1
@@ -426,10 +415,7 @@ class DelayQueue:
         raise AssertionError("unreachable")
 
     def _now_ms(self, message: MessageTypeDef) -> int:
-        """Return the present by the broker's clock; by this machine's only if no answer had a date."""
-        now = self.broker_clock.now_ms()
-        if now is not None:
-            return now
+        """Return the present: the broker's time of the first receive, or this machine's on a later one."""
         system = message["Attributes"]
         if int(system["ApproximateReceiveCount"]) <= 1:
             return int(system["ApproximateFirstReceiveTimestamp"])

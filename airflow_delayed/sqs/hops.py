@@ -5,20 +5,15 @@ queue as 1925, 900 s later as 1025, and 900 s after that to the destination with
 whole seconds, so that no wait is ever cut short; the fraction makes a message late by less than a second each time.
 That adds up, to 26 minutes in 30 days; so a message that says when it is due is measured by that alone.
 
-The times of a message received from a delay queue are when it was sent, its delay, and its due time. The broker's time
-is known from its answers (:class:`BrokerClock`): every answer of SQS has a ``Date`` header, cut off to whole seconds,
-and a message that is received for the first time has ``ApproximateFirstReceiveTimestamp``, in milliseconds. When the
-answer comes, the broker's clock has reached both at least. Between two answers this machine's monotonic clock counts
-on, which nobody sets.
+The times of a message received from a delay queue are when it was sent, its delay, and its due time. They are compared
+with the broker's time of its first receive (``ApproximateFirstReceiveTimestamp``), or on a later receive with this
+machine's, as NServiceBus does.
 """
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from airflow_delayed.errors import InvalidMessage, LimitExceeded
@@ -82,7 +77,7 @@ def seconds_until(due_us: int, now_ms: int) -> int:
     """Return the whole seconds until a message is due, rounded up; 0 if it is overdue.
 
     :param due_us: microseconds since 1970.
-    :param now_ms: milliseconds since 1970 by the broker's clock, which may be ahead of this and not behind.
+    :param now_ms: milliseconds since 1970.
     """
     return max(0, -((now_ms * 1000 - due_us) // 1_000_000))
 
@@ -140,73 +135,3 @@ def delay_of(message: MessageTypeDef) -> int | None:
     if not _NUMBER.fullmatch(text) or abs(int(text)) > LONGEST_DELAY:
         return None
     return int(text)
-
-
-#: Milliseconds by which a machine's clock may run fast, per second since an answer.
-_FAST = 0.2
-#: Seconds after which an answer no longer counts, once there is another.
-_KEPT = 300.0
-
-
-class BrokerClock:
-    """A clock that is never ahead of the broker's, so that no delay computed by it ends early.
-
-    :param monotonic: seconds from some moment; only differences count.
-    """
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._least: tuple[float, float] | None = None  # milliseconds since 1970, and the moment of the answer
-
-    def tick(self) -> float:
-        """Return the moment to hand to :meth:`heard`; call it just before a request."""
-        return self._monotonic()
-
-    def heard(self, began: float, headers: Mapping[str, str], received_ms: Iterable[int] = ()) -> None:
-        """Learn from an answer.
-
-        :param began: the result of :meth:`tick` before the request.
-        :param headers: of the answer, with names in lower case as botocore has them.
-        :param received_ms: milliseconds since 1970: moments that the answer says have come.
-        """
-        date_ms = _date_ms(headers.get("date", ""))
-        if date_ms is None:
-            return
-        now = self._monotonic()
-        # the header may be as old as the request, and has lost up to a second
-        before = date_ms + 1000 + (now - began) * 1000
-        least = max([date_ms, *(moment for moment in received_ms if moment < before)])
-        known, at_begin = self._at(now), self._at(began)
-        if (
-            known is None
-            or at_begin is None
-            or least >= known
-            or self._is_old(now)
-            # the broker's clock went back
-            or at_begin >= date_ms + 1000
-        ):
-            self._least = least, now
-
-    def now_ms(self) -> int | None:
-        """Return the milliseconds since 1970 that the broker's clock has reached; None if no answer had a date."""
-        now = self._at(self._monotonic())
-        return None if now is None else int(now)
-
-    def _at(self, moment: float) -> float | None:
-        if self._least is None:
-            return None
-        least, heard = self._least
-        passed = moment - heard
-        return least + passed * 1000 - abs(passed) * _FAST
-
-    def _is_old(self, now: float) -> bool:
-        return self._least is not None and now - self._least[1] > _KEPT
-
-
-def _date_ms(text: str) -> int | None:
-    try:
-        date = parsedate_to_datetime(text)
-        return microseconds(date) // 1000
-    except (TypeError, ValueError):
-        # none, no date, or one without a time zone
-        return None

@@ -1,11 +1,11 @@
-"""Figures of the queues: the depths that SQS reports, the counts and lateness of cycling, and its cost.
+"""Figures of the queues: the depths that SQS reports, the counts and lateness of cycling, and its requests.
 
 A message waits, delayed at first; is in flight when it was received; and is deleted, dead-lettered or, when its
 retention has passed, expired. Retention counts from the send, also while a message is delayed, in flight, or in the
 dead-letter queue of a standard queue. SQS counts its messages approximately. It does not count expired ones, and its
 API has no age of a message that was not received; a receive would count against maxReceiveCount.
 
-The cost of a delay counts the requests until a message has been sent to its destination. It leaves out the receive and
+The requests of a delay are those until a message has been sent to its destination. They leave out the receive and
 delete there, and receives without a message: a FifoCycleSensor that waits 20 s each time makes 4,320 a day. SQS
 counts a message of over 64 KiB as one request for each 64 KiB begun.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import timedelta
 from typing import Any
 
 from airflow_delayed.message import plain_span
@@ -25,63 +25,14 @@ from airflow_delayed.sqs.queues import MAX_DELAY, resource
 BATCH = 10
 #: Requests of one message and round: receive, send and delete.
 REQUESTS_A_ROUND = 3
-#: Dollars from which on a send through delay queues is worth a line in the log.
-WORTH_TELLING = 1.0
-MILLION = 1_000_000
+#: Requests from which on a send through delay queues is worth a line in the log.
+WORTH_TELLING = 1_000_000
 #: A message should have at least so long to be read when its delay is over.
 TIME_TO_READ = timedelta(hours=1)
 #: So many messages may wait for a moment without any being in flight.
 UNREAD = 100
 #: Bytes of payload that SQS bills as one request.
 _CHUNK = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """US dollars for a million requests. The free tier and the lower prices of large volumes are not modelled.
-
-    The defaults are those of us-east-1 (https://aws.amazon.com/sqs/pricing/).
-
-    :param standard: of requests to standard queues.
-    :param fifo: of requests to FIFO queues.
-    :param as_of: the day of these prices, which is printed beside amounts.
-    """
-
-    standard: float = 0.40
-    fifo: float = 0.50
-    as_of: date = date(2026, 11, 21)
-
-    def cost(self, *, standard: int = 0, fifo: int = 0) -> Cost:
-        """Return the cost of so many requests to standard and to FIFO queues."""
-        dollars = (fifo * self.fifo + standard * self.standard) / MILLION
-        return Cost(requests=fifo + standard, dollars=dollars, as_of=self.as_of)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Requests, and their price in US dollars.
-
-    :param as_of: the day of the prices.
-    """
-
-    requests: int
-    dollars: float
-    as_of: date
-
-    @property
-    def amount(self) -> str:
-        """The dollars as text."""
-        if 0 < self.dollars < 0.0001:
-            # not nothing
-            return "under $0.0001"
-        return f"${self.dollars:,.{2 if self.dollars >= 1 else 4}f}"
-
-    def __str__(self) -> str:
-        return f"{self.requests:,} requests ({self.amount} at prices of {self.as_of})"
-
-
-#: Prices where nobody configured others.
-DEFAULT_PRICES = Prices()
 
 
 def billed(size: int) -> int:
@@ -127,10 +78,6 @@ class CycleCounts(Counts):
         """Requests, as SQS bills them."""
         return self.fifo_requests + self.standard_requests
 
-    def cost(self, prices: Prices) -> Cost:
-        """Return the cost of the requests."""
-        return prices.cost(standard=self.standard_requests, fifo=self.fifo_requests)
-
     def note_late(self, milliseconds: int) -> None:
         """Count a message that is delivered so many milliseconds after it was due."""
         self.latest_ms = max(self.latest_ms, milliseconds)
@@ -151,8 +98,8 @@ class CycleCounts(Counts):
                 return int(tenths) / 10
         return 0.0
 
-    def summary(self, prices: Prices) -> dict[str, Any]:
-        """Return the result of a task: counts, seconds, US dollars and the day of their prices."""
+    def summary(self) -> dict[str, Any]:
+        """Return the result of a task: counts and seconds."""
         return {
             "requeued": self.requeued,
             "delivered": self.delivered,
@@ -160,8 +107,6 @@ class CycleCounts(Counts):
             "undeleted": self.undeleted,
             "to_error_queue": self.to_error_queue,
             "requests": self.requests,
-            "cost_usd": round(self.cost(prices).dollars, 9),
-            "prices_as_of": prices.as_of.isoformat(),
             "late_p99": self.p99(),
             "late_max": self.latest_ms / 1000,
             "oldest_seconds": self.oldest_seconds,
@@ -299,75 +244,25 @@ def depth_findings(depths: QueueDepths) -> Iterator[Finding]:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """The cost of delaying messages, in several ways. None: that way is not possible.
-
-    :param rounds: how often each message goes through its delay queue.
-    :param direct: with DelaySeconds alone, in full batches; up to 900 s.
-    :param fifo_formula: through the delay queue as NServiceBus's documentation counts: ``2 * (delay // 900)`` requests
-        a message, which leaves out the deletes.
-    :param fifo_single: the same as it is, one message a request: the first send, then receive, send and delete.
-    :param fifo_batched: the same in full batches of 10, which is the least it can be.
-    :param stored: stored in a SQL store, and sent once, in full batches, when the due time is near.
-    """
-
-    delay: timedelta
-    messages: int
-    rounds: int
-    direct: Cost | None
-    fifo_formula: Cost | None
-    fifo_single: Cost | None
-    fifo_batched: Cost | None
-    stored: Cost
-
-
 def rounds(delay_seconds: int) -> int:
     """Return how often a message goes through the delay queue: until 900 s or less are left."""
     return max(0, -(-delay_seconds // MAX_DELAY) - 1)
 
 
-def estimate(delay: timedelta, messages: int = 1, *, prices: Prices = DEFAULT_PRICES) -> Estimate:
-    """Return the cost of delaying so many messages by ``delay``.
+def estimate(delay: timedelta, *, price: float) -> float:
+    """Return what a message costs in the delay queue for so long, as NServiceBus's documentation counts.
 
-    :raises ValueError: one of them is negative.
+    That is two requests for each 900 s, a receive and a send. With the delete, and without batches, there are three.
+
+    :param price: of one request to a FIFO queue.
+    :raises ValueError: the delay is negative.
     """
-    if delay < timedelta(0) or messages < 0:
-        raise ValueError(f"delay={delay} and messages={messages:,} must not be negative")
-    delay = plain_span("delay", delay)
-    seconds = -(-delay // timedelta(seconds=1))
-    if seconds <= MAX_DELAY:
-        once = prices.cost(standard=_batches(messages))
-        return Estimate(
-            delay=delay,
-            messages=messages,
-            rounds=0,
-            direct=once,
-            fifo_formula=None,
-            fifo_single=None,
-            fifo_batched=None,
-            stored=once,
-        )
-    times = rounds(seconds)
-    return Estimate(
-        delay=delay,
-        messages=messages,
-        rounds=times,
-        direct=None,
-        fifo_formula=prices.cost(fifo=2 * (seconds // MAX_DELAY) * messages),
-        fifo_single=_through_fifo(messages, times, prices),
-        fifo_batched=_through_fifo(_batches(messages), times, prices),
-        stored=prices.cost(standard=_batches(messages)),
-    )
+    seconds = _seconds(delay)
+    return 0.0 if seconds <= MAX_DELAY else 2 * (seconds // MAX_DELAY) * price
 
 
-def _through_fifo(batches: int, times: int, prices: Prices) -> Cost:
-    # the first send is to the delay queue, and the last round's to the destination
-    return prices.cost(fifo=batches * REQUESTS_A_ROUND * times, standard=batches)
-
-
-def advice(messages: int, delays: timedelta, *, prices: Prices = DEFAULT_PRICES) -> str | None:
-    """Return a line for the log about a send through delay queues; None if it costs little.
+def advice(messages: int, delays: timedelta) -> str | None:
+    """Return a line for the log about a send through delay queues; None if it takes few requests.
 
     :param messages: how many are due in over 900 s.
     :param delays: their delays, added up.
@@ -375,17 +270,19 @@ def advice(messages: int, delays: timedelta, *, prices: Prices = DEFAULT_PRICES)
     if not messages:
         return None
     average = delays / messages
-    whole = estimate(average, messages, prices=prices)
-    alone, batched, stored = whole.fifo_single, whole.fifo_batched, whole.stored
-    if alone is None or batched is None or alone.dollars < WORTH_TELLING:
+    times = rounds(_seconds(average))
+    alone = messages * (REQUESTS_A_ROUND * times + 1)
+    if alone < WORTH_TELLING:
         return None
+    batches = -(-messages // BATCH)
     return (
-        f"{messages:,} messages, due in {average} on average, go through delay queues {whole.rounds:,} times:"
-        f" {alone.requests:,} requests ({alone.amount}), or {batched.requests:,} ({batched.amount}) if every batch is"
-        f" full. In a store (store_conn_id=) they would need {stored.requests:,} requests ({stored.amount}). Prices of"
-        f" {prices.as_of}, without a free tier"
+        f"{messages:,} messages, due in {average} on average, go through delay queues {times:,} times: {alone:,}"
+        f" requests, or {batches * (REQUESTS_A_ROUND * times + 1):,} if every batch is full. In a store"
+        f" (store_conn_id=) they would need {batches:,} requests"
     )
 
 
-def _batches(messages: int) -> int:
-    return -(-messages // BATCH)
+def _seconds(delay: timedelta) -> int:
+    if delay < timedelta(0):
+        raise ValueError(f"delay={delay} must not be negative")
+    return -(-plain_span("delay", delay) // timedelta(seconds=1))

@@ -66,7 +66,6 @@ class SqsTransport(Delivery):
     :param extra: returns the connection's extra.
     :param envelope: the form of what is sent, in place of what the extra says.
     :param sleep: pauses before messages that failed are sent again.
-    :param prices: of requests, by which costs are estimated.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class SqsTransport(Delivery):
         envelope: str | None = None,
         clock: Clock,
         sleep: Callable[[float], None] = time.sleep,
-        prices: stats.Prices = stats.DEFAULT_PRICES,
     ) -> None:
         super().__init__()
         self.conn_id = conn_id
@@ -87,7 +85,6 @@ class SqsTransport(Delivery):
         self._envelope = envelope
         self._clock = clock
         self._sleep = sleep
-        self.prices = prices
         #: Destinations whose delay queues are as demanded.
         self._verified: set[str] = set()
         #: Bytes of the largest message that can pass through the delay queue into the destination.
@@ -309,16 +306,14 @@ class SqsTransport(Delivery):
         """
         return admin.redrive(self._admin, self._sender, destination, by_sqs=by_sqs)
 
-    def estimate(self, delay: timedelta, messages: int = 1) -> stats.Estimate:
-        """Return the cost of delaying so many messages, in several ways, without asking SQS.
-
-        :raises ValueError: one of them is negative.
-        """
-        return stats.estimate(delay, messages, prices=self.prices)
+    @staticmethod
+    def estimate(delay: timedelta, *, price: float) -> float:
+        """Return what one message costs that is delayed so long: see :func:`airflow_delayed.sqs.stats.estimate`."""
+        return stats.estimate(delay, price=price)
 
     def advice(self, messages: int, delays: timedelta) -> str | None:
-        """Return a line for the log about messages due beyond the horizon: their cost, and a cheaper way."""
-        return stats.advice(messages, delays, prices=self.prices)
+        """Return a line for the log about messages due beyond the horizon: their requests, and a way with fewer."""
+        return stats.advice(messages, delays)
 
     def receiver_warning(self, message: DelayedMessage) -> str | None:
         """Return a line for the log about a message without a type, in a form of NServiceBus."""

@@ -18,14 +18,14 @@ from support.sqs import World
 
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
-from airflow_delayed.sqs import client, settings, stats
+from airflow_delayed.sqs import client, settings
 from airflow_delayed.sqs.settings import QueueSettings
-from airflow_delayed.sqs.stats import CycleCounts, Prices
+from airflow_delayed.sqs.stats import CycleCounts
 from services import sqs
 
 pytestmark = pytest.mark.long
 
-PAGES = ("README", "long-delays", "queues", "nservicebus", "idempotent-consumers", "life", "costs")
+PAGES = ("README", "long-delays", "queues", "nservicebus", "idempotent-consumers", "life")
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_the_sensors_parameters_and_summary_are_told(docs: Path):
     for name in ("until", "wait_time_seconds", "empty_looks"):
         (line,) = (line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
         assert json.dumps(getattr(sensor, name)) in line.rsplit("|", 2)[1]
-    for key in CycleCounts().summary(Prices()):
+    for key in CycleCounts().summary():
         assert f"`{key}`" in text
 
 
@@ -212,42 +212,3 @@ def test_life(docs: Path, world: World):
     assert len(list(pages.run(docs / "life.md", quickly))) == 3
     # what was given back has been received once, and goes the way of dead letters
     assert world.ids() == ["dead"]
-
-
-def test_costs(docs: Path, world: World):
-    list(pages.run(docs / "costs.md"))
-    assert stats.WORTH_TELLING == 1  # "a dollar or more"
-    text = (docs / "costs.md").read_text()
-    prices, looks = Prices(), 86_400 // 20
-    million = f"a million alone, prices of {prices.as_of}"
-    rows = [("delay", "rounds", "NServiceBus's formula", "alone", "in full batches", "store, alone", million)]
-    for name, delay in (
-        ("15 minutes", timedelta(minutes=15)),
-        ("32 min 5 s", timedelta(seconds=1925)),
-        ("1 hour", timedelta(hours=1)),
-        ("1 day", timedelta(days=1)),
-        ("30 days", timedelta(days=30)),
-        ("1 year", timedelta(days=365)),
-    ):
-        one, ten = stats.estimate(delay), stats.estimate(delay, 10)
-        alone, batch = one.direct or one.fifo_single, ten.direct or ten.fifo_batched
-        assert alone is not None
-        assert batch is not None
-        rows.append(
-            (
-                name,
-                f"{one.rounds:,}",
-                f"{one.fifo_formula.requests:,}" if one.fifo_formula else "",
-                f"{alone.requests:,}",
-                f"{batch.requests / 10:,.1f}",
-                f"{one.stored.requests:,}",
-                f"${alone.dollars * stats.MILLION:,.2f}",
-            )
-        )
-    assert table(*rows) in text
-    for sentence in (
-        f"${prices.standard:.2f} for a million requests to standard queues and ${prices.fifo:.2f} to FIFO queues",
-        f"of {prices.as_of:%-d %B %Y}",
-        f"{looks:,} requests a day; {prices.cost(fifo=looks * 30)} in 30 days",
-    ):
-        assert sentence in text.replace("\n", " "), sentence

@@ -23,7 +23,7 @@ from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
-from airflow_delayed.sqs.stats import CycleCounts, Prices
+from airflow_delayed.sqs.stats import CycleCounts
 from airflow_delayed.store.dispatch.settle import BatchOutcome, PlannedRetry
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.triggers import store_dispatch
@@ -251,7 +251,6 @@ class Queue:
     """A delay queue that one look finds these in."""
 
     conn_id = "aws"
-    prices = Prices()
 
     def __init__(self, *found: CycleCounts) -> None:
         self.found = list(found)

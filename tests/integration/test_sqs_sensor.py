@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections import Counter
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
@@ -145,9 +144,6 @@ def test_what_came_late_is_told(clocked: ClockedWorld, caplog: pytest.LogCapture
     assert summary["late_max"] <= summary["late_p99"] <= summary["late_max"] * 1.1
     assert f"3 messages to {clocked.destination} were later than 0:01:00" in caplog.text
     assert "3 delivered" in caplog.text
-    assert summary["cost_usd"] > 0
-    assert summary["prices_as_of"] == "2026-11-21"
-    assert re.search(r"the requests cost \$0\.0000\d\d at prices of 2026-11-21", caplog.text)
 
 
 def test_deferred_it_gives_the_trigger_all_it_needs(clocked: ClockedWorld):

@@ -23,7 +23,6 @@ from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.spark import DelayedSparkSendOperator
 from airflow_delayed.provider_info import get_provider_info
 from airflow_delayed.spark.options import settings_of
-from airflow_delayed.sqs.stats import Prices
 from airflow_delayed.store.policy import DispatchPolicy
 
 OPTIONS = get_provider_info()["config"]["delayed"]["options"]
@@ -54,7 +53,6 @@ def test_defaults_are_those_of_the_core():
             assert getattr(each, name) == getattr(policy, name), name
     assert (config.deliver_conn_ids(), config.page_stores(), config.page_rabbitmq(), config.page_sqs()) == ((),) * 4
     assert config.page_body_limit() == 16384
-    assert Prices(*config.sqs_prices()) == Prices()
 
 
 def test_every_option_has_its_reader_and_no_other_is_read():
@@ -115,10 +113,6 @@ def test_a_dispatcher_of_no_connection_is_an_error():
         ("page_body_limit", "-1", "give a whole number of bytes"),
         ("max_messages_per_run", "10e6", "give a whole number of messages"),
         ("sqlite_on_shared_disk", "perhaps", "write True or False"),
-        *(
-            ("sqs_prices", text, "write two prices in US dollars and their day")
-            for text in ("", "0.4", "0.4, 0.5", "0.4, 0.5, today", "-1, 0.5, 2027-01-31", "0.4, nan, 2027-01-31")
-        ),
     ],
 )
 def test_what_a_value_cannot_mean_is_an_error_that_names_the_option(monkeypatch, option, text, advice):

@@ -45,7 +45,7 @@ DOORS = {
         FifoCycleSensor(task_id="t", destination="q", max_late=span).max_late
     ),
     "retention": lambda span: QueueSettings(retention=span).seconds("retention"),
-    "estimate": lambda span: estimate(span).delay // timedelta(seconds=1),
+    "estimate": lambda span: estimate(span, price=1.0),
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from airflow_delayed.delivery import TopologyReport
 from airflow_delayed.errors import AccessDenied, RetentionAtRisk, TopologyError
 from airflow_delayed.sqs.delay_queue import LONGEST_ROUND, PROGRESS, TURN, DelayQueueLoop
-from airflow_delayed.sqs.stats import CycleCounts, Prices
+from airflow_delayed.sqs.stats import CycleCounts
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -20,7 +20,6 @@ class Queues:
     """Stands for a hook: to ``busy`` queues messages come without end; a batch takes a tenth of a second."""
 
     conn_id = "c"
-    prices = Prices()
 
     def __init__(self, *busy: str) -> None:
         self.busy = busy
