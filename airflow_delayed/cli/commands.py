@@ -275,27 +275,6 @@ def _plan(store: DelayedStoreHook, names: Sequence[str], policy: DispatchPolicy)
 
 
 @suppress_logs_and_warning
-def rates_(args: Namespace) -> None:
-    """``airflow delayed rates``."""
-    wanted = dict(_rate(text) for text in args.rate)
-    with store_of(args) as store:
-        if wanted:
-            store.set_rates(wanted, actor=actor_of(args), because=args.because)
-        rates = store.rates()
-        show([{"destination": name, "per_second": rate} for name, rate in rates.items()], args.output)
-
-
-def _rate(text: str) -> tuple[str, float | None]:
-    """Return destination and rate of an argument."""
-    destination, _, number = text.rpartition("=")
-    try:
-        return destination, None if number == "none" else float(number)
-    except ValueError:
-        raise SystemExit(
-            f"{text!r} is no rate: write destination=messages a second, such as sms=50, or sms=none for no limit"
-        ) from None
-
-
 @contextmanager
 def store_of(args: Namespace) -> Iterator[DelayedStoreHook]:
     """Yield the store's hook; an error ends the command with a line of text."""

@@ -128,11 +128,6 @@ _HOST = _arg(
     "--host", "The address of /live, /ready and /metrics, of IPv4 or IPv6 (default: 127.0.0.1)", default="127.0.0.1"
 )
 _ONLY_TO = _several("--destination", "Only messages to this queue, which is bound if it is not yet; also several")
-_RATES = _arg(
-    "rate",
-    "destination=messages a second, such as sms=50, or sms=none for no limit; without any, the rates are shown",
-    nargs="*",
-)
 _PORT = _arg("--port", "Their port; 0: any free one (default: 8787)", type=int, default=8787)
 _PLAN = _switch("--dry-run", "Look at the store and the connections, say what is due, and end")
 _RABBITMQ = _arg("--conn-id", "The connection of RabbitMQ", required=True)
@@ -262,13 +257,6 @@ def get_delayed_commands() -> list[CLICommand]:
                     (*_STORE, _DELIVER_CONN_IDS, *_POLICY, _HOST, _PORT, _PLAN, *_SHOWN),
                     "Stays, and goes on when the database or a broker was away. Several may run side by side. SIGTERM"
                     " ends it within 5 seconds. Its parameters are those of StoreDispatchOperator.",
-                ),
-                _command(
-                    "rates",
-                    "Show or set the rates of destinations",
-                    (*_STORE, _RATES, _ACTOR, _BECAUSE, *_SHOWN),
-                    "A rate is how many messages a second all dispatchers of the store together send to a destination"
-                    " at most. It is kept in the store; dispatchers at work follow it within 5 seconds.",
                 ),
                 _command(
                     "install",

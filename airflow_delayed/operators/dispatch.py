@@ -14,7 +14,6 @@ from airflow.sdk import BaseOperator
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.compat import AirflowException, AirflowFailException, conf
 from airflow_delayed.delivery import delivery_for
-from airflow_delayed.errors import some
 from airflow_delayed.links import DeliveriesLink
 from airflow_delayed.message import plain_span
 from airflow_delayed.operators.task_state import first_dispatch
@@ -85,8 +84,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         notifies it of a new message that is due earlier; on the other databases it looks for one every second. One pass
         alone has nothing to wait for, and is made on the worker. By default ``[operators] default_deferrable``.
     :param batch_size: messages that are claimed at a time.
-    :param max_rate: messages a second at most, of all connections of this task together; None: no limit. The rates of
-        destinations, which all dispatchers of a store keep together, are in the store: DelayedStoreHook.set_rates.
+    :param max_rate: messages a second at most, of all connections of this task together; None: no limit.
 
     Safety:
 
@@ -302,13 +300,6 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             )
             return
         stay = self.until if isinstance(self.until, timedelta) else timedelta(0)
-        if stay < gap and (limited := store.rates()):
-            self.log.warning(
-                "destinations with a rate get messages up to %s late, the time until the next run: %s; let it stay with"
-                " until=",
-                gap,
-                some([repr(name) for name in limited], separator=", "),
-            )
         for conn_id, window in dispatcher.windows(at_end=True).items():
             if window + stay >= gap or conn_id in dispatcher.beside:
                 continue

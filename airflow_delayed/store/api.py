@@ -37,7 +37,6 @@ from airflow_delayed.store import (
     overview,
     pauses,
     queries,
-    rates,
     runs,
     setup,
 )
@@ -567,7 +566,7 @@ class Store(DelayStore):
         """Return what keeps messages from being dispatched in time, such as that no dispatcher is at work.
 
         Nothing if all is well. The codes are ``no-dispatcher``, ``dispatcher-fails``, ``connection-fails``,
-        ``destination-refuses``, ``destination-missing``, ``lease-too-short``, ``overdue``, ``throttled``,
+        ``destination-refuses``, ``destination-missing``, ``lease-too-short``, ``overdue``,
         ``failed``, ``paused``, ``pause-ends``, ``store-ahead`` and ``clock-difference``.
 
         :raises TopologyError: a table is missing.
@@ -849,7 +848,7 @@ class Store(DelayStore):
         with self._ready():
             retried(self.engine, partial(jobs.stop, tables=self.tables, seq=seq, actor=actor))
 
-    # pauses and rates
+    # pauses
 
     def pauses(self) -> Sequence[Pause]:
         """Return the pauses that hold messages, the earliest first."""
@@ -943,25 +942,6 @@ class Store(DelayStore):
             if pause.on_unpause == "drop" and not dry_run:
                 cancelled = pauses.drop(self.engine, self.tables, pause, who=who, because=because).changed
         return UnpauseReport(pause=pause, due=due, cancelled=cancelled, dry_run=dry_run)
-
-    def rates(self) -> Mapping[str, float]:
-        """Return by destination the messages a second that all dispatchers together send to it at most."""
-        with self._reading() as connection:
-            self._check_version()
-            found = rates.read(connection, self.tables)
-        return {one.destination: one.per_second for one in found}
-
-    def set_rates(
-        self, per_second: Mapping[str, float | None], *, actor: str | None = None, because: str | None = None
-    ) -> None:
-        """Limit the messages a second to these destinations, of all dispatchers together; None removes a limit.
-
-        :raises ValueError: a name or a number is not allowed.
-        """
-        rates.check(per_second)
-        with self._ready():
-            who = actor or self.actor()
-            rates.change(self.engine, self.tables, per_second, who=who, because=because)
 
     # dispatching
 

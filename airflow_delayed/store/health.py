@@ -15,7 +15,7 @@ from airflow_delayed.delivery import Finding, State
 from airflow_delayed.diagnosis import clock_difference
 from airflow_delayed.errors import some
 from airflow_delayed.message import utcnow
-from airflow_delayed.store import pauses, rates
+from airflow_delayed.store import pauses
 from airflow_delayed.store.counts import DispatcherSeen, dispatchers
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.dispatch.report import Trouble, TroubleKind
@@ -30,7 +30,6 @@ from airflow_delayed.store.lateness import (
 from airflow_delayed.store.network import ADVICE
 from airflow_delayed.store.pauses import Pause
 from airflow_delayed.store.policy import LEASE
-from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.records import UNREADABLE_HEADERS
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.version import version_difference
@@ -75,14 +74,13 @@ def condition(connection: SqlConnection, tables: Tables, conn_id: str) -> StoreC
     asked, now, answered = utcnow(), database_time(connection), utcnow()
     paused = [one for one in pauses.read(connection, tables) if not one.is_over(now)]
     late = overdue(connection, tables, now, pauses.holds_of(paused, now))
-    limits = [one for one in rates.read(connection, tables) if one.is_in_use(now)]
     waiting = _waiting(connection, tables, now)
     failed = _failed(connection, tables)
     version = version_difference(connection, tables, conn_id)
     late_by_destination = lateness(connection, tables, conn_id, late, now)
     seen = dispatchers(connection, tables)
     findings = [
-        *judge(conn_id, late, seen, now, limits),
+        *judge(conn_id, late, seen, now),
         *pauses.findings(conn_id, paused, now),
         *_of_dispatchers(conn_id, seen),
         *_not_coming(conn_id, waiting.keys() - {one.deliver_conn_id for one in late}, waiting, seen, now),
@@ -115,14 +113,11 @@ def judge(
     late: Sequence[OverdueMessages],
     seen: Sequence[DispatcherSeen],
     now: datetime,
-    limits: Sequence[DestinationRate] = (),
 ) -> Iterator[Finding]:
-    """Say what keeps each connection's messages: itself, its destinations, their rates, or that no dispatcher works.
+    """Say what keeps each connection's messages: itself, its destinations, or that no dispatcher works.
 
     :param seen: the dispatchers of the last day, the one seen last first.
-    :param limits: the rates that are in use.
     """
-    rates_ = {one.destination: one for one in limits}
     troubles = _troubles(seen)
     connections = dict.fromkeys(one.deliver_conn_id for one in late)
     connections |= dict.fromkeys(one.conn_id for one in troubles if one.kind in _OF_SENDING)
@@ -143,10 +138,7 @@ def judge(
             if not serving or serving[0].ended_at is None or now > min(oldest + _pause(serving), _comes_by(serving)):
                 yield _without_dispatcher(conn_id, name, mine, serving, seen)
             continue
-        for one in (one for one in mine if one.destination in rates_):
-            yield _throttled(conn_id, rates_[one.destination], _condition([one]))
-        if mine := [one for one in mine if one.destination not in rates_]:
-            yield _overdue(conn_id, name, mine)
+        yield _overdue(conn_id, name, mine)
 
 
 _OF_SENDING = (
@@ -258,17 +250,6 @@ def _overdue(conn_id: str, name: str, late: Sequence[OverdueMessages]) -> Findin
         " has errors, if there are any",
         deliver_conn_id=name,
         since=min(one.oldest for one in late),
-    )
-
-
-def _throttled(conn_id: str, rate: DestinationRate, found: str) -> Finding:
-    return Finding(
-        state=State.WARNING,
-        resource=f"messages of store {conn_id!r} to destination {rate.destination!r}",
-        found=f"{found}: the rate of this destination, {rate.per_second:g} messages a second, holds them back",
-        code="throttled",
-        remedy="nothing, if they may wait: dispatchers send them at this rate. Else raise it: airflow delayed rates"
-        f" --store-conn-id {quote(conn_id)} {quote(rate.destination)}=...",
     )
 
 

@@ -42,7 +42,6 @@ The names of the other tables begin with the name of the table of messages:
 - ``_pauses``: what no dispatcher takes for a time, a filter as JSON (Selection). Seq is that of its row in ``_audit``.
   EndsAt is null until somebody ends it; what fell due meanwhile is then spread over so many seconds (Spread), sent at
   once or dropped (OnUnpause), and can be restored for so many seconds (Grace).
-- ``_rates``: the rates of destinations, in messages a second, and when the token bucket of each was empty (EmptyAt).
 - ``_jobs``: the latest changes that work in the background. Seq is that of their row in ``_audit``, which has the rest.
 - ``_version``: one row with the version of these tables, since when (At), and the oldest version whose release can use
   them (UsableFrom).
@@ -157,7 +156,6 @@ class Tables:
     dispatchers: Table
     version: Table
     runs: Table
-    rates: Table
     cancelled: Table
     jobs: Table
     pauses: Table
@@ -167,7 +165,7 @@ class Tables:
         return {"messages": self.messages, "failed": self.failed, "cancelled": self.cancelled}[where]
 
     def __iter__(self) -> Iterator[Table]:
-        yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.runs, self.rates)
+        yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.runs)
         yield from (self.cancelled, self.jobs, self.pauses, self.version)
 
 
@@ -262,12 +260,6 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             index("_runs", "Digest", unique=True),
             index("_runs", "DagId"),
             index("_runs", "At"),
-        ),
-        rates=table(
-            "_rates",
-            _column("Destination", text_column(MAX_DESTINATION), primary_key=True),
-            _column("Rate", FRACTION, nullable=False),
-            _column("EmptyAt", UtcTime(), nullable=False),
         ),
         cancelled=table(
             "_cancelled",

@@ -54,7 +54,6 @@ _STATES = {
     "destination-refuses": ["due", "retrying"],
     "destination-missing": ["failed"],
     "overdue": ["due", "retrying"],
-    "throttled": ["due", "retrying"],
     "failed": ["failed"],
 }
 #: The codes of errors that keep all messages of a connection, overdue or not.

@@ -302,28 +302,6 @@ def test_a_variable_of_the_shell_that_is_not_set_changes_nothing(
     assert {one.message_id: one.due_at for one in hook.list()} == before
 
 
-def test_rates_are_set_and_shown(hook: DelayedStoreHook, delayed):
-    assert delayed("rates", "-o", "json").rows == []
-    assert delayed("rates", "sms=50", "a=b=0.5", "-o", "json").rows == [
-        {"destination": "a=b", "per_second": 0.5},
-        {"destination": "sms", "per_second": 50.0},
-    ]
-    assert delayed("rates", "sms=none", "-o", "json").rows == [{"destination": "a=b", "per_second": 0.5}]
-    assert [(one.who, one.action, one.selection) for one in hook.audit()] == [
-        (getpass.getuser(), "rates", {"rates": {"sms": None}}),
-        (getpass.getuser(), "rates", {"rates": {"sms": 50.0, "a=b": 0.5}}),
-    ]
-    for wrong, text in (
-        ("sms", "'sms' is no rate: write destination=messages a second, such as sms=50"),
-        ("sms=many", "'sms=many' is no rate"),
-        ("sms=0", "the rate 0.0 of destination 'sms' must be from 0.000001 to 1,000,000 messages a second"),
-        ("=5", "destination '': a name must have 1 to 200 characters"),
-    ):
-        done = delayed("rates", wrong)
-        assert (done.code, text in done.err) == (1, True), done.err
-    assert hook.rates() == {"a=b": 0.5}
-
-
 def test_messages_are_paused_and_resumed(hook: DelayedStoreHook, delayed):
     chosen = ("--destination", "q", "--dag-id", "nightly", "--run-id", "r1")
     (would,) = delayed("pause", "--destination", "q", "--duration", "PT2H", "--dry-run", "-o", "json").rows

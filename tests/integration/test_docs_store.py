@@ -98,7 +98,7 @@ def test_the_figures_and_names_are_told(docs: Path):
 def test_the_service_of_the_page(docs: Path):
     found = pages.blocks(docs / "dispatchers.md")
     blocks = dict(found)
-    command, rates = (text for language, text in found if language == "sh")
+    (command,) = (text for language, text in found if language == "sh")
     deployment = yaml.safe_load(blocks["yaml"])
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -118,7 +118,6 @@ def test_the_service_of_the_page(docs: Path):
         assert seconds > 2 * service.GRACE
     text = " ".join((docs / "dispatchers.md").read_text().split())
     assert f"at `http://{parsed(command.split()).host}:{args.port}`" in text
-    assert [parsed(line.split()).rate for line in rates.splitlines()] == [["sms=50"], [], ["sms=none"]]
     assert f"longer than {service.GRACE:g} seconds" in text
     assert f"answered within {service.REACHABLE:g} seconds" in text
     assert f"claimed within {service.CLAIMED:g} seconds" in text
@@ -136,7 +135,7 @@ def test_the_lines_of_the_log_are_those_that_are_logged(docs: Path, here: Path):
     )
     table = (docs / "dispatchers.md").read_text().partition("## What the log says")[2]
     lines = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert len(lines) == 17
+    assert len(lines) == 16
     for line in lines:
         words = line.replace("'x'", "%r").replace("connection %r cannot", "cannot")
         assert words.removeprefix("messages ") in code.replace("{conn_id!r}", "%r"), line

@@ -146,7 +146,6 @@ def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
     assert sender.hook(on_conflict="replace").send([message("m0", LATER, body=b"other")]).replaced == 1
 
     dispatching = world.store("dispatcher")
-    world.store("editor").hook().set_rates({"q": 1000, "other": 5})
     transport = Transport(refused={"given-up"})
     hook.send([message("given-up", PAST)])
     dispatcher = dispatching.dispatcher(dispatching.hook(), transport, number_of_retries=0)
@@ -162,12 +161,10 @@ def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
     assert viewing.get("due").state == "dispatched"
     assert len(viewing.dispatchers()) == 1
     assert viewing.verify([]).ok
-    assert [one.action for one in viewing.audit()] == ["rates"]
-    assert viewing.rates() == {"other": 5, "q": 1000}
+    assert list(viewing.audit()) == []
     assert viewing.last_dispatched().message_id == "due"
 
     editing = world.store("editor").hook()
-    editing.set_rates({"other": None})
     assert editing.cancel(["m1"]).changed == 1
     assert viewing.get("m1").restorable_until is not None
     assert editing.restore(["m1"]).changed == 1

@@ -61,12 +61,6 @@ a commit is in doubt           Outcomes are written again, but only of messages 
                                that it still leases and nobody has changed, so    DispatchRepository._transact
                                none counts twice. Messages of a claim without an  store/remembered_ids.py: still_claimed
                                answer are free after 30 s, late by that.
-a destination has a rate       Its messages are claimed when they are due, never  store/rates.py: DestinationRate,
-                               ahead, as its bucket has tokens (of 1 s at most);  change
-                               the rest wait in the store, late, and others go    turns.py: ClaimRound.end
-                               on. ``max_rate`` holds back a whole process.       limits.py: RateLimit
-                                                                                  repository.py:
-                                                                                  DispatchRepository.allowed
 messages are paused            Within 2 s none is claimed or sent any more, and   store/pauses.py: Pause.hold,
                                what is claimed is released: late by the pause. At PauseReader, not_held
                                its end they are sent within 10 min, or at once,   turns.py: ClaimTurns.holding

@@ -111,8 +111,8 @@ class CustomDispatcher:
         self._backoff = Backoff()
         self._counter = DispatchCounter(conn_id)
 
-    #: Nothing stops it from outside, and it keeps no rates.
-    stopped = ending = throttled = False
+    #: Nothing stops it from outside.
+    stopped = ending = False
 
     def run(self, until: Literal["empty"] | None = None) -> DispatchReport:
         """Dispatch until nothing more is due within the lookahead, or until the store is empty.

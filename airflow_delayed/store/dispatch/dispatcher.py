@@ -188,8 +188,6 @@ class Dispatcher:
     def run(self, until: timedelta | Literal["empty", "stopped"] | None = None) -> DispatchReport:
         """Dispatch until nothing more is due within the lookahead, or until no row is left, or for a time; and close.
 
-        Messages that a destination's rate holds back are waited for.
-
         :param until: "empty" goes on, with sleeps in between, until the store has no message of the listed connections,
             retries included; a timedelta goes on for that long; "stopped" until :meth:`stop`, which ends any run, and
             however long a connection fails: whenever its breaker trips, Airflow is asked for the connection again.
@@ -447,11 +445,6 @@ class Dispatcher:
             HAND_OVER,
         )
 
-    @property
-    def throttled(self) -> bool:
-        """Whether messages are due that a destination's rate holds back."""
-        return any(worker.turns.throttled for worker in self._open() if worker.unavailable is None)
-
     def waiter(self, *, listen: bool) -> Waiter:
         """Return what sleeps between two passes.
 
@@ -611,9 +604,8 @@ class Dispatcher:
         record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=self._ended, **state)
 
     def _note_overdue(self, connection: Connection, now: datetime) -> None:
-        throttled = any(worker.turns.throttled for worker in self._workers or ())
         stale = timedelta(seconds=STALLED)
-        self._has_stale = not throttled and self._count_overdue(connection, now, stale, 1) > 0
+        self._has_stale = self._count_overdue(connection, now, stale, 1) > 0
         names = {one.destination or one.conn_id or self._conn_id: one.since for one in reversed(self._troubles(now))}
         parts = [f"{name} fails since {since:%H:%M:%S} UTC" for name, since in names.items()]
         if parts:

@@ -12,19 +12,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum
 from threading import Lock
 
-from airflow_delayed.message import UTC
 from airflow_delayed.store.policy import DispatchPolicy
-from airflow_delayed.store.rates import DestinationRate
 
 #: The time over which the rate of failures is taken; in seconds.
 RATE_WINDOW = 30.0
-#: A monotonic clock counts from here.
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+#: A claim waits for the tokens of so many seconds, at least for one token: a claim for each token would cost too much.
+PORTION_SECONDS = 0.1
 
 
 class Activity(Enum):
@@ -158,8 +155,7 @@ class RateBreaker:
 class RateLimit:
     """Limits the messages that this process claims to ``per_second`` a second; those of one second may go at once.
 
-    The bucket is that of a destination's rate, by this process's clock, and full at its beginning. May be used by
-    several threads.
+    A token bucket, full at its beginning. May be used by several threads.
 
     :param per_second: more than 0; None: no limit.
     """
@@ -167,39 +163,39 @@ class RateLimit:
     def __init__(self, per_second: float | None, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._lock = Lock()
-        self._bucket = None
+        self._rate = per_second
         if per_second is not None:
-            full = self._now - timedelta(seconds=max(1.0, 1.0 / per_second))
-            self._bucket = DestinationRate(destination="", per_second=per_second, empty_at=full)
+            self._most, self._portion = max(1.0, per_second), max(1.0, per_second * PORTION_SECONDS)
+            #: When the bucket was empty: what has come in since then is there.
+            self._empty_at = monotonic() - self._most / per_second
 
     def take(self, most: int) -> int:
         """Take up to so many tokens; 0: wait first."""
         with self._lock:
-            if self._bucket is None:
+            if self._rate is None:
                 return most
-            taken = min(most, self._bucket.tokens(self._now))
-            self._bucket = self._bucket.taken(taken, self._now) if taken else self._bucket
+            now = self._monotonic()
+            level = min(self._most, (now - self._empty_at) * self._rate)
+            taken = min(most, int(level)) if level >= self._portion else 0
+            if taken:
+                self._empty_at = now - (level - taken) / self._rate
             return taken
 
     def give_back(self, unused: int) -> None:
         """Give back tokens that were not used."""
         with self._lock:
-            if self._bucket is not None and unused:
-                back = timedelta(seconds=unused / self._bucket.per_second, microseconds=1)
-                self._bucket = replace(self._bucket, empty_at=self._bucket.empty_at - back)
+            if self._rate is not None:
+                self._empty_at -= unused / self._rate
 
     @property
     def limits(self) -> bool:
         """Whether there is a limit."""
-        return self._bucket is not None
+        return self._rate is not None
 
     @property
     def wait(self) -> float:
         """The seconds until tokens can be taken."""
         with self._lock:
-            ready = self._now if self._bucket is None else self._bucket.ready_at
-            return max(0.0, (ready - self._now).total_seconds())
-
-    @property
-    def _now(self) -> datetime:
-        return _EPOCH + timedelta(seconds=self._monotonic())
+            if self._rate is None:
+                return 0.0
+            return max(0.0, self._empty_at + self._portion / self._rate - self._monotonic())

@@ -35,11 +35,6 @@ class Passes(Protocol):
         """Whether something failed that ends the run after a pass."""
         ...
 
-    @property
-    def throttled(self) -> bool:
-        """Whether messages are due that a destination's rate holds back."""
-        ...
-
     def once(self, most: float | None) -> object:
         """Make one pass, and claim nothing more after so many seconds."""
         ...
@@ -68,8 +63,8 @@ class Passes(Protocol):
 class DispatchLoop:
     """Makes the passes of a dispatcher, and sleeps in between until a message may be due: one loop for all ways to run.
 
-    :param until: None: until all is dispatched that was due, messages included that a destination's rate holds back;
-        "empty": until the store has no message; a number: for so many seconds, ``math.inf`` until it is stopped.
+    :param until: None: until all is dispatched that was due; "empty": until the store has no message; a number: for so
+        many seconds, ``math.inf`` until it is stopped.
     """
 
     def __init__(
@@ -116,7 +111,7 @@ class DispatchLoop:
 
     def _sleep(self) -> bool:
         """Sleep until a message may be due; False: the loop is over."""
-        if self._until is None and not self._dispatcher.throttled:
+        if self._until is None:
             return False
         again = self._monotonic() + PASS_EVERY
         woken = False

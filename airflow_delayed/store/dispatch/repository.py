@@ -30,7 +30,6 @@ from airflow_delayed.store.notify import Waiter, waiter_for
 from airflow_delayed.store.outcomes import Outcomes
 from airflow_delayed.store.pauses import Pause, PauseReader, drop, holds_of
 from airflow_delayed.store.policy import DispatchPolicy
-from airflow_delayed.store.rates import RateReader
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.threads import Ticker
 
@@ -124,7 +123,6 @@ class DispatchRepository:
             monotonic,
             clock,
         )
-        self._rates = RateReader(tables, monotonic)
         self.pauses = PauseReader(tables, monotonic)
         self._pauses_ticker: Ticker | None = None
         self._renewer = LeaseRenewer(self._renew, self._lease.total_seconds(), monotonic)
@@ -327,7 +325,7 @@ class DispatchRepository:
         left, size = limit, 0
         joins = False
         turns, pauses = self._paused(connection, now, turns)
-        round_ = self._begin_round(connection, now, turns)
+        round_ = ClaimRound(connection, self.tables, turns, now, monotonic=self.monotonic)
         while left > 0 and size < claim.MOST_BYTES and self.may_claim:
             if (turn := round_.next(min(left, self.policy.batch_size))) is None:
                 break
@@ -375,22 +373,10 @@ class DispatchRepository:
         pauses = self.pauses.of(turns.main.deliver_conn_id)
         return turns.holding(holds_of(pauses, now)), pauses
 
-    def _begin_round(self, connection: Connection, now: datetime, turns: ClaimTurns) -> ClaimRound:
-        return ClaimRound(
-            connection,
-            self.tables,
-            turns,
-            self._rates.read(connection, turns.main.deliver_conn_id),
-            now,
-            database_time=self._database_time,
-            monotonic=self.monotonic,
-        )
-
     def next_claim(self, connection: Connection, now: datetime, turns: ClaimTurns) -> datetime | None:
         """Return when a message of a connection may be claimed next; None: there is no message."""
-        limits = self._rates.read(connection, turns.main.deliver_conn_id)
         turns, _ = self._paused(connection, now, turns)
-        return next_claim(connection, self.tables, turns, limits, now)
+        return next_claim(connection, self.tables, turns, now)
 
     def _read_pauses(self) -> None:
         """Read the pauses while messages are being sent: nobody claims meanwhile."""
@@ -443,7 +429,7 @@ class DispatchRepository:
         rows: dict[str, Row] = {}
         dialect_of(connection).go_by_indexes(connection)
         turns, _ = self._paused(connection, now, turns)
-        round_ = self._begin_round(connection, now, turns)
+        round_ = ClaimRound(connection, self.tables, turns, now, monotonic=self.monotonic)
         while len(rows) < limit and (turn := round_.next(limit - len(rows))):
             cursor, wanted = turn
             request = claim.ClaimRequest(

@@ -1,13 +1,10 @@
-"""Which messages a claim takes next: destinations take turns, and each keeps its rate.
+"""Which messages a claim takes next: destinations take turns.
 
 Usually there is one cursor, the main one, and the messages of all destinations are claimed in the order of due time.
 Nothing is claimed for a destination that rests: it takes no messages at present, such as a full queue. However many
 wait for it, they hardly slow down the claims of others: while one rests, the main cursor seldom begins with the oldest
 message. These destinations have cursors of their own, and the cursors take turns:
 
-- A destination with a rate (:mod:`airflow_delayed.store.rates`). Its messages are claimed as far as its bucket has
-  tokens, and when they are due, never ahead: the transport would deliver what it got ahead at its due time, at any
-  rate.
 - A destination whose messages are late, and wait behind a backlog of others, or before the place where the main cursor
   is. The dispatcher looks for such destinations every second.
 - A destination that has rested, and is tried again, with :data:`TRIED` messages. If there is none, it is forgotten.
@@ -27,12 +24,10 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, select
 
 from airflow_delayed.message import UTC
-from airflow_delayed.store import rates
 from airflow_delayed.store.dispatch import claim
 from airflow_delayed.store.dispatch.claim import ClaimCursor
 from airflow_delayed.store.dispatch.settle import Row
 from airflow_delayed.store.pauses import Hold
-from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.schema import Tables
 
 #: By how much the messages of a claim are late, when destinations that wait behind them get turns.
@@ -52,8 +47,7 @@ class ClaimTurns:
     """The cursors of one connection, between two claims.
 
     :param cursors: the one whose turn is next comes first. One of them, the main one, has no destination: it takes all
-        messages except those of destinations with a rate, and of destinations that rest or are tried again.
-    :param throttled: destinations with a rate had due messages and no tokens at the last claim.
+        messages except those of destinations that rest or are tried again.
     :param resting: destinations that take no messages at present, and until when none is claimed for them.
     :param only: the destinations of a worker without a main cursor; None: it has one.
     :param idle: destinations that were to be tried again, and have no message.
@@ -63,7 +57,6 @@ class ClaimTurns:
     """
 
     cursors: Sequence[ClaimCursor]
-    throttled: bool = False
     resting: Mapping[str, datetime] = field(default_factory=dict)
     only: Sequence[str] | None = None
     idle: Collection[str] = ()
@@ -82,22 +75,19 @@ class ClaimTurns:
 
     @property
     def main(self) -> ClaimCursor:
-        """The cursor of all destinations without a rate."""
+        """The cursor of all destinations."""
         return next(cursor for cursor in self.cursors if cursor.destination is None)
 
-    def limited(self, limits: Sequence[DestinationRate], now: datetime) -> ClaimTurns:
+    def at(self, now: datetime) -> ClaimTurns:
         """Return the turns with a cursor for each destination that has one of its own, and for no other but the late.
 
         Destinations that rest at that time have none.
         """
         rest = {name for name, until in self.resting.items() if until > now}
-        limited = {limit.destination for limit in limits} - rest
-        if self.only is None:
-            # some at a time: each takes a part of what a transaction claims
-            own = limited.union(sorted(self.resting.keys() - rest - limited)[:MOST_TRIED])
-        else:
-            own = set(self.only) - rest
-        main, excluded = self.main, sorted(limited | self.resting.keys())
+        # some at a time: each takes a part of what a transaction claims
+        tried = sorted(self.resting.keys() - rest)[:MOST_TRIED]
+        own = set(tried) if self.only is None else set(self.only) - rest
+        main, excluded = self.main, sorted(self.resting)
         there = {one.destination for one in self.cursors} - {None}
         if (
             list(main.excluded) == excluded
@@ -106,7 +96,7 @@ class ClaimTurns:
             and (self.only is None or there == own)
         ):
             return self
-        cursors = [_own(main, name, limited=name in limited) for name in sorted(own)]
+        cursors = [_own(main, name) for name in sorted(own)]
         if self.only is None:
             cursors += [one for one in self.cursors if one.destination not in {None, *own, *rest, *main.excluded}]
         if not set(main.excluded).issubset(excluded):
@@ -149,16 +139,14 @@ def from_oldest(cursor: ClaimCursor) -> ClaimCursor:
     return replace(cursor, since=None, passed="", untouched=False)
 
 
-def _own(main: ClaimCursor, destination: str, *, limited: bool) -> ClaimCursor:
-    """Return the cursor of one destination; of one with a rate messages are claimed when they are due."""
-    window = timedelta(0) if limited else main.window
-    return ClaimCursor(main.deliver_conn_id, window, destination, furthest=main.furthest)
+def _own(main: ClaimCursor, destination: str) -> ClaimCursor:
+    """Return the cursor of one destination."""
+    return ClaimCursor(main.deliver_conn_id, main.window, destination, furthest=main.furthest)
 
 
 class ClaimRound:
     """The turns of one transaction: ask for the :meth:`next` cursor, claim, and report what was :meth:`served`.
 
-    :param limits: all rates.
     :param now: the database's time, of this transaction.
     """
 
@@ -167,55 +155,32 @@ class ClaimRound:
         connection: Connection,
         tables: Tables,
         turns: ClaimTurns,
-        limits: Sequence[DestinationRate],
         now: datetime,
         *,
-        database_time: Callable[[Connection], datetime],
         monotonic: Callable[[], float],
     ) -> None:
         self._connection = connection
         self._tables = tables
-        self._turns = turns.limited(limits, now)
-        self._limits = {limit.destination: limit for limit in limits}
-        #: The time by which messages are due, and a later one by which tokens are there.
-        self._began = self._now = now
+        self._turns = turns.at(now)
+        self._now = now
         self._monotonic = monotonic
         self._waiting = deque(self._turns.cursors)
         #: What pauses hold, but for whole destinations.
         self.holds = turns.holds
         self._ended: list[ClaimCursor] = []
         self._idle: set[str] = set()
-        self._buckets: dict[str, DestinationRate] = {}
-        self._taken: dict[str, int] = {}
-        if limits:
-            self._lock_buckets(database_time)
         if turns.only is not None:
             self._waiting.remove(self._turns.main)
             self._ended.append(self._turns.main)
         elif turns.resting:
             self._look_for_late(now - _LATE)
 
-    def _lock_buckets(self, database_time: Callable[[Connection], datetime]) -> None:
-        due = [one for one in self._limits.values() if one.first_due is not None and one.first_due <= self._now]
-        self._buckets = rates.lock(self._connection, self._tables, due, self._now)
-        if self._buckets:
-            # read after the locks, so that it is later than what others wrote before
-            self._now = database_time(self._connection)
-        for name, bucket in self._buckets.items():
-            if bucket.empty_at > self._now:
-                # the clock was set back
-                self._buckets[name] = replace(bucket, empty_at=self._now)
-                self._taken[name] = 0
-
     def next(self, most: int) -> tuple[ClaimCursor, int] | None:
-        """Return the cursor whose turn it is, and how many messages it may claim, at least one; None: none may."""
-        while self._waiting and not self._turns.holds_all:
-            cursor = self._waiting[0]
-            allowed = min(most, self._tokens(cursor))
-            if allowed:
-                return cursor, allowed
-            self._ended.append(self._waiting.popleft())
-        return None
+        """Return the cursor whose turn it is, and how many messages it may claim; None: none may."""
+        if not self._waiting or self._turns.holds_all:
+            return None
+        cursor = self._waiting[0]
+        return cursor, min(most, TRIED) if cursor.destination in self._turns.resting else most
 
     def served(self, cursor: ClaimCursor, rows: Sequence[Row], wanted: int, *, from_oldest: bool) -> None:
         """Note what the cursor has claimed whose turn it was.
@@ -226,10 +191,7 @@ class ClaimRound:
         """
         self._waiting.popleft()
         name, full = cursor.destination, len(rows) == wanted
-        if name in self._limits:
-            assert name is not None
-            self._taken[name] = self._taken.get(name, 0) + len(rows)
-        elif rows and len(self._turns.cursors) > 1:
+        if rows and len(self._turns.cursors) > 1:
             self._waiting = deque(other.beside(cursor) for other in self._waiting)
             self._ended = [other.beside(cursor) for other in self._ended]
         if name is not None and name in self._turns.resting:
@@ -237,37 +199,21 @@ class ClaimRound:
                 self._idle.add(name)
         elif full:
             self._waiting.append(cursor)
-            if name is None and rows and rows[-1]["Time"] <= self._began - _LATE:
+            if name is None and rows and rows[-1]["Time"] <= self._now - _LATE:
                 self._look_for_late(self._now, {row["Destination"] for row in rows})
-        elif name is None and (self._is_throttled or self._turns.skips):
-            # each claim from the oldest on would read all messages that are throttled, that rest, or that are paused
-            since = self._turns.caught_up(self._began)
+        elif name is None and self._turns.skips:
+            # each claim from the oldest on would read all messages that rest, or that are paused
+            since = self._turns.caught_up(self._now)
             self._ended.append(replace(cursor, since=since, passed="", untouched=False))
         elif not rows and not from_oldest:
             # there may be older ones
             self._waiting.append(cursor)
-        elif name is None or name in self._limits or self._turns.only is not None:
+        elif name is None or self._turns.only is not None:
             self._ended.append(cursor)
 
     def end(self) -> ClaimTurns:
-        """Write the buckets, and return the turns for the next transaction, if this one is committed."""
-        for name, count in self._taken.items():
-            self._limits[name] = self._buckets[name].taken(count, self._now) if count else self._buckets[name]
-            rates.write(self._connection, self._tables, self._limits[name])
-        cursors = (*self._waiting, *self._ended)
-        return replace(self._turns, cursors=cursors, throttled=self._is_throttled, idle=self._idle)
-
-    def _tokens(self, cursor: ClaimCursor) -> int:
-        name = cursor.destination
-        most = TRIED if name in self._turns.resting else _NO_LIMIT
-        if name is None or name not in self._limits:
-            return most
-        bucket = self._buckets.get(name)
-        return min(most, bucket.tokens(self._now) - self._taken.get(name, 0)) if bucket else 0
-
-    @property
-    def _is_throttled(self) -> bool:
-        return any(limit.is_throttled(self._now) for limit in self._limits.values())
+        """Return the turns for the next transaction, if this one is committed."""
+        return replace(self._turns, cursors=(*self._waiting, *self._ended), idle=self._idle)
 
     def _look_for_late(self, due_by: datetime, served: Collection[str] = ()) -> None:
         """Give cursors to destinations that have messages due by a time, and whose turn the main cursor delays."""
@@ -277,15 +223,11 @@ class ClaimRound:
         main = self._turns.main
         others = {*served, *main.excluded, *(one.destination for one in self._turns.cursors)}
         names, after = late_destinations(self._connection, self._tables, due_by, self._turns.looked_up_to, others)
-        self._waiting.extendleft(_own(main, name, limited=False) for name in reversed(names))
+        self._waiting.extendleft(_own(main, name) for name in reversed(names))
         took = self._monotonic() - began
         look_at = began + took + max(_LOOK_EVERY, 10 * took)
         cursors = (*self._turns.cursors, *self._waiting)
         self._turns = replace(self._turns, cursors=cursors, looked_up_to=after, look_at=look_at)
-
-
-#: More than any claim takes.
-_NO_LIMIT = 2**31
 
 
 def late_destinations(
@@ -313,11 +255,9 @@ def late_destinations(
     return names, after
 
 
-def next_claim(
-    connection: Connection, tables: Tables, turns: ClaimTurns, limits: Sequence[DestinationRate], now: datetime
-) -> datetime | None:
+def next_claim(connection: Connection, tables: Tables, turns: ClaimTurns, now: datetime) -> datetime | None:
     """Return when a message of a connection may be claimed next; None: there is no message."""
-    turns = turns.limited(limits, now)
+    turns = turns.at(now)
     soon = now + timedelta(seconds=_LOOK_EVERY)
     if turns.holds_all:
         return soon
@@ -330,14 +270,4 @@ def next_claim(
     since, until = (turns.caught_up(now), soon) if turns.skips else (None, None)
     first = claim.next_entry(connection, tables, turns.main, now, since, turns.holds, until)
     moments += [first, soon if since else None]
-    for limit in limits:
-        if turns.resting.get(limit.destination, now) > now:
-            continue
-        first = limit.first_due
-        if first is not None and first <= now:
-            # it may be an attempt that failed, and is tried again later
-            own = _own(turns.main, limit.destination, limited=True)
-            first = claim.next_entry(connection, tables, own, now, holds=turns.holds, until=until)
-        if first is not None:
-            moments.append(max(first, limit.ready_at))
     return min(filter(None, moments), default=None)

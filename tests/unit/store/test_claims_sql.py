@@ -7,13 +7,11 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from airflow_delayed.store import rates
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_for
 from airflow_delayed.store.dispatch import claim
 from airflow_delayed.store.filters import MessageFilter
 from airflow_delayed.store.pauses import Hold
-from airflow_delayed.store.rates import DestinationRate
 from airflow_delayed.store.schema import store_tables
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -177,19 +175,3 @@ def test_a_claim_of_one_destination_and_one_without_others(dialect):
         # the index has the messages of a destination in the order of due time
         assert "FORCE INDEX (`delayed_messages_Destination`)" in single
         assert "FORCE INDEX (`delayed_messages_Time`)" in others
-
-
-@pytest.mark.parametrize(
-    "dialect, wanted",
-    [
-        (postgresql.dialect(), "FOR UPDATE SKIP LOCKED"),
-        (mysql.dialect(), "FORCE INDEX (PRIMARY) WHERE"),
-        (sqlite.dialect(), "WHERE"),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_buckets_are_locked_and_locked_ones_are_passed_over(dialect, wanted):
-    recorder = Recorder(dialect)
-    rate = DestinationRate(destination="sms", per_second=5, empty_at=NOW - timedelta(hours=1))
-    rates.lock(recorder, store_tables(), [rate], NOW)
-    assert wanted in " ".join(str(recorder.statement.compile(dialect=dialect)).split())

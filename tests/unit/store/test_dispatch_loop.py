@@ -35,7 +35,6 @@ class World:
     idle: float | None = None
     stopped: bool = False
     ending: bool = False
-    throttled: bool = False
 
     def _there(self) -> list[int]:
         return [
@@ -158,13 +157,10 @@ def test_what_is_stopped_before_it_begins_does_nothing():
     assert world.closed == ["closed", "closed"]
 
 
-def test_one_pass_ends_when_nothing_is_held_back_by_a_rate():
+def test_one_pass_leaves_what_is_due_later():
     world = World([(0, 0), (0, 5)], notices=True)
     stay(world, None).run()
     assert (world.handed, len(world.passes)) == (at({0: 0}), 1)
-    throttled = World([(0, 0), (0, 5)], notices=True, throttled=True)
-    stay(throttled, None).run()
-    assert throttled.handed == at({0: 0, 1: 5})
 
 
 def test_an_error_closes_all(monkeypatch):
