@@ -280,21 +280,6 @@ class Sending:
         # limits are judged by one moment, so that both passes reject the same rows
         self._judged_at = clock()
 
-    def first_due(self, enough: datetime) -> datetime | None:
-        """Return when the first message is due, or one that is due by ``enough``, or None if there is none.
-
-        Rows that break a rule are left out here: the preflight judges them.
-        """
-        first: datetime | None = None
-        for _, item in self._items(self._reader()):
-            if isinstance(item, Problem) or self._skips(item):
-                continue
-            if first is None or item.due_at < first:
-                first = item.due_at
-                if first <= enough:
-                    break
-        return first
-
     def preflight(self, *, reject: Callable[[Problem], None] | None = None) -> PreflightReport:
         """Read everything once and send nothing.
 

@@ -2,19 +2,24 @@
 
 Connection: `delayed_sqs` (aws); it needs no `unrestricted_delay`, however long the delay is.
 
-Run: trigger it with a text and a delay; mark the task failed while it waits, and the message is not sent.
+Run: trigger it with a text and a delay; mark the task `wait` failed while it waits, and the message is not sent.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
-from airflow.sdk import DAG, Asset, Param
+from airflow.sdk import DAG, Asset, Param, task
 
+from airflow_delayed.message import utcnow
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
+from airflow_delayed.sensors.due_time import DueTimeSensor
 
 QUEUE = "precise-send"
+# the time for a worker's start, for a triggerer that is lost, and for retries
+AHEAD = timedelta(seconds=30)
 
 with DAG(
     "precise_send",
@@ -26,20 +31,24 @@ with DAG(
     install = TopologyInstallOperator(
         task_id="install", conn_id="delayed_sqs", destinations=[QUEUE], create_destinations=True
     )
+
+    @task
+    def due(params: dict[str, Any]) -> dict[str, str]:
+        """Return when the message is due, and when to send it. Cleared with what follows, it is another message."""
+        due_at = utcnow() + timedelta(seconds=params["delay_seconds"])
+        return {"due_at": due_at.isoformat(), "send_at": (due_at - AHEAD).isoformat()}
+
+    moments = due()
+    wait = DueTimeSensor(task_id="wait", target_time=moments["send_at"])
     send = DelayedSendOperator(
         task_id="send",
         conn_id="delayed_sqs",
         destination=QUEUE,
         value="{{ params.text }}",
-        delay="{{ params.delay_seconds }}",
-        # the time for a worker's start, for a triggerer that is lost, and for retries
-        lead=timedelta(seconds=30),
-        deferrable=True,
-        # if the task is cleared, it sends another message, due after the same delay
-        on_clear="new_ids",
+        due_at=moments["due_at"],
         retries=3,
         retry_delay=timedelta(seconds=5),
         # the asset event has the number of messages, their queue and their due time
         outlets=[Asset("precise_send")],
     )
-    install >> send
+    install >> moments >> wait >> send

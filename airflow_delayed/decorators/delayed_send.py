@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from airflow_delayed.intake.columns import ColumnRules
     from airflow_delayed.intake.sources import Source
     from airflow_delayed.intake.spool import Spool
-    from airflow_delayed.operators.task_state import FirstTry
 
 #: Parameters of the operator that say what to send, as the function does here.
 _CONTENT = ("messages", "source", "value", "message_id")
@@ -87,9 +86,11 @@ class _DelayedSendDecoratedOperator(DecoratedOperator, DelayedSendOperator):
             **kwargs,
         )
 
-    def _try(self, context: Context, deferred: FirstTry | None) -> dict[str, Any]:
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run the function, and send what it gives."""
         self.source = FunctionSource(self.python_callable.__name__, partial(self._call, context))
-        return super()._try(context, deferred)
+        summary: dict[str, Any] = super().execute(context)
+        return summary
 
     def _call(self, context: Context) -> Any:
         everything = {**context, **self.op_kwargs}

@@ -41,8 +41,7 @@ a worker is killed (SIGKILL)   Nothing is taken back, and a retry goes on as    
                                sends nothing.
 a task is marked failed        While it sends, it ends after the batch under way, send.py: DelayedSendOperator.on_kill
                                of up to 2,500 messages; what was confirmed or     sending.py: Sending._check_stopped
-                               stored stays. While it waits (``lead``), nothing
-                               was sent, and nothing will be.
+                               stored stays.
 rows are rejected              Nothing is sent, and the task fails without a      sending.py: PreflightReport.judge
                                retry. With ``rejects`` they are written to that   send.py:
                                file, by each try, before the other rows are sent. DelayedSendOperator._preflight

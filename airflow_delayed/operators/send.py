@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from datetime import datetime, timedelta
@@ -15,10 +14,9 @@ from airflow.sdk import BaseOperator, ObjectStoragePath, XComArg
 
 from airflow_delayed import config, lineage, metrics
 from airflow_delayed.addresses import shown
-from airflow_delayed.clock import pause
-from airflow_delayed.compat import AirflowFailException, AirflowSkipException, TaskDeferred, conf
+from airflow_delayed.compat import AirflowFailException, AirflowSkipException
 from airflow_delayed.delivery import Clock
-from airflow_delayed.errors import DestinationMissing, InputError, Interrupted, TopologyError
+from airflow_delayed.errors import DestinationMissing, InputError, TopologyError
 from airflow_delayed.fields import FIELD_NAMES
 from airflow_delayed.identity import scope_of
 from airflow_delayed.intake.rows import RowReader
@@ -34,7 +32,6 @@ from airflow_delayed.operators.task_state import (
     load_first_try,
     note_refusal,
     note_success,
-    note_waiting,
     turn_of,
 )
 from airflow_delayed.route import Route
@@ -46,9 +43,6 @@ from airflow_delayed.store.policy import OnConflict
 if TYPE_CHECKING:
     import jinja2
     from airflow.sdk import Context
-
-#: Up to this, a wait is slept on the worker: to be deferred and resumed takes about as long.
-BRIEF = timedelta(seconds=10)
 
 
 class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
@@ -100,16 +94,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     :param spread: a message is due within so long after its time, evenly by a hash of its id: a timedelta, or an ISO
         8601 duration. The column ``spread_seconds`` is the row's own. A retry finds the same moments; another span
         under the same id is other content.
-    :param lead: send nothing until so long before the first message is due, and then all: a timedelta, or an ISO 8601
-        duration, as are ``hold_over`` and ``max_past``. Use it for messages that must not be in a broker earlier, or
-        that are due later than the transport can delay and have no store. For SQS never more than 870 s.
-        All is checked before the wait and again after it, when the rows are read again. To mark the task failed while
-        it waits withdraws all. A worker takes some seconds to start and a lost triggerer half a minute to be replaced,
-        a retry its own delay; the transport's delay makes up for a lead that is longer. Without it all is sent at
-        once, and nothing ever waits.
-    :param deferrable: wait for ``lead`` in the triggerer, and not on the worker. By default
-        ``[operators] default_deferrable``.
-
     Where to:
 
     :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq``, ``amqp`` or ``amqps``, or a SQL
@@ -172,9 +156,8 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         *("message_id", "id_columns", *FIELD_NAMES, "timezone", "rejects", "envelope"),
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"headers": "json", "id_columns": "json"}
-    #: The present, and how to wait on the worker; a test sets others.
+    #: The present; a test sets another.
     clock: Clock = staticmethod(utcnow)
-    sleep: Callable[[float], object] = staticmethod(time.sleep)
     operator_extra_links = (StoredMessagesLink(),)
     ui_color = "#e8f1fb"
 
@@ -207,8 +190,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         columns: Mapping[str, str] | None = None,
         envelope: str | None = None,
         dry_run: bool = False,
-        lead: timedelta | str | None = None,
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         on_clear: Literal["same_ids", "new_ids"] = "same_ids",
         **kwargs: Any,
     ) -> None:
@@ -241,8 +222,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         self.envelope = envelope
         # BaseOperator has a method of the parameter's name
         self.only_plan = dry_run
-        self.lead = lead
-        self.deferrable = deferrable
         self.on_clear = on_clear
         #: The connection of the store that messages were left in.
         self.stored_in: str | None = None
@@ -271,20 +250,11 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Check, then send; see the class."""
-        return self._try(context, None)
-
-    def resume(
-        self, context: Context, event: object = None, first_try: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Go on after the wait: look at the clock and at the rows again, and wait on if it was woken early."""
-        return self._try(context, None if first_try is None else FirstTry.restored(first_try))
-
-    def _try(self, context: Context, deferred: FirstTry | None) -> dict[str, Any]:
         new_ids = self.on_clear == "new_ids"
         try:
             with ExitStack() as closing:
                 arguments = SendArguments.rendered(vars(self))
-                opening = _spool_of(context, self.log, retries=self.retries or 0, resumed=deferred is not None)
+                opening = _spool_of(context, self.log, retries=self.retries or 0)
                 spool = closing.enter_context(opening)
                 route = arguments.route(context, closing, self.log)
                 if route.store is not None and not self.only_plan:
@@ -296,7 +266,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
                     retries=self.retries or 0,
                     new_ids=new_ids,
                     keep=not self.only_plan and unready is None,
-                    deferred=deferred,
                     store=route.store if unready is None else None,
                 )
                 summary = self._execute(context, arguments, began, route, spool, unready)
@@ -334,27 +303,20 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         unready: TopologyError | None,
     ) -> dict[str, Any]:
         wanted, rules = arguments.rules(context, began.anchor)
-
-        def read(clock: Clock) -> Sending:
-            return Sending(
-                arguments.rows(partial(self.render_hidden, context), spool),
-                wanted,
-                lambda: RowReader(rules),
-                route,
-                began=began.began,
-                past_due=arguments.past_due,
-                max_past=arguments.max_past,
-                clock=clock,
-                log=self.log,
-                way=arguments.way,
-                stopped=lambda: self.stopped,
-                asks=unready is None,
-            )
-
-        clock = self.clock
-        if arguments.lead is not None:
-            clock = self._wait(context, arguments, arguments.capped_lead(route, self.log), began, route, read)
-        sending = read(clock)
+        sending = Sending(
+            arguments.rows(partial(self.render_hidden, context), spool),
+            wanted,
+            lambda: RowReader(rules),
+            route,
+            began=began.began,
+            past_due=arguments.past_due,
+            max_past=arguments.max_past,
+            clock=self.clock,
+            log=self.log,
+            way=arguments.way,
+            stopped=lambda: self.stopped,
+            asks=unready is None,
+        )
         found, rejects = self._preflight(context, arguments, sending, route)
         if unready is not None:
             # there are no rows, or the tables were made a moment ago
@@ -367,57 +329,10 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
             )
         self._deliver(context, arguments, sending, found, rejects)
         if self.only_plan:
-            reporting.log_plan(self.log, sending, found.sample, clock())
+            reporting.log_plan(self.log, sending, found.sample, self.clock())
         summary = reporting.summary_of(sending, found, dry_run=self.only_plan)
         reporting.describe_events(context, self.outlets, sending, {"conn_id": arguments.conn_id, **summary})
         return summary
-
-    def _wait(
-        self,
-        context: Context,
-        arguments: SendArguments,
-        lead: timedelta,
-        began: FirstTry,
-        route: Route,
-        read: Callable[[Clock], Sending],
-    ) -> Clock:
-        """Wait until the first message is due within the lead, and return the clock to send by.
-
-        :param began: when the first try began.
-        :param read: begins to read the rows, by a clock.
-        :raises TaskDeferred: it goes on in the triggerer.
-        """
-        first = read(self.clock).first_due(self.clock() + lead)
-        if first is None or (wake := first - lead) <= self.clock():
-            if not self.only_plan:
-                note_waiting(context, False)
-            return self.clock
-        if self.only_plan:
-            self.log.info("would wait until %s, which is %s before the first is due", wake.isoformat(), lead)
-            return lambda: wake
-        if wake - self.clock() > BRIEF:
-            # errors are known before the wait, and rows are judged by the moment when they will be sent
-            self._preflight(context, arguments, read(lambda: wake), route)
-            self.log.info(
-                "waiting until %s, which is %s before the first is due; nothing is sent until then, and nothing at all"
-                " if the task is marked failed meanwhile",
-                wake.isoformat(),
-                lead,
-            )
-            route.close()
-            note_waiting(context, True)
-            if self.deferrable:
-                from airflow_delayed.triggers.due_time import DueTimeTrigger
-
-                self.defer(
-                    trigger=DueTimeTrigger(first, lead=lead), method_name="resume", kwargs={"first_try": began.state()}
-                )
-        while (left := (wake - self.clock()).total_seconds()) > 0:
-            self.sleep(pause(left))
-            if self.stopped:
-                raise Interrupted(0, 0, "the task was ended while it waited")
-        # the rows may have changed meanwhile
-        return self._wait(context, arguments, lead, began, route, read)
 
     def _preflight(
         self, context: Context, arguments: SendArguments, sending: Sending, route: Route
@@ -484,14 +399,13 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
 
 
 @contextmanager
-def _spool_of(context: Context, log: Log, *, retries: int, resumed: bool) -> Iterator[Spool]:
+def _spool_of(context: Context, log: Log, *, retries: int) -> Iterator[Spool]:
     """Open the spool of a try. It is kept for as long as the same send may go on.
 
     It is deleted after a success, a refusal and the last try. A task that is cleared has another spool: its rows are
     produced again.
 
     :param retries: of the task, as its DAG has them now.
-    :param resumed: this try goes on after it was deferred.
     """
     ti, run = context["ti"], context.get("dag_run")
     # a run that was deleted may come again with its name
@@ -500,16 +414,13 @@ def _spool_of(context: Context, log: Log, *, retries: int, resumed: bool) -> Ite
     spool = Spool(
         config.spool_folder(),
         scope_of(*origin_of(context).parts, turn_of(context), began),
-        reuse=later or resumed,
+        reuse=later,
         check_count=check_total,
         log=log,
     )
     kept = False
     try:
         yield spool
-    except TaskDeferred:
-        kept = True
-        raise
     except (InputError, AirflowSkipException):
         raise
     except BaseException:

@@ -19,7 +19,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow_delayed import config, lineage
 from airflow_delayed.addresses import shown
 from airflow_delayed.clock import resolve, zone
-from airflow_delayed.compat import KEEPS_STATE, KeepsTexts, NeedsAirflow
+from airflow_delayed.compat import KeepsTexts
 from airflow_delayed.delivery import DelayStore, delivery_for, store_for
 from airflow_delayed.errors import InputError, InvalidMessage, SourceError, check_choice
 from airflow_delayed.fields import FIELD_MOMENTS, FIELD_NAMES
@@ -317,7 +317,6 @@ class SendArguments(CommonArguments):
     value: Any
     message_id: str | None
     rejects: str | None
-    lead: timedelta | None
     on_clear: str
 
     def __post_init__(self) -> None:
@@ -325,11 +324,6 @@ class SendArguments(CommonArguments):
         super().__post_init__()
         if self.new_ids and (self.message_id is not None or self.id_columns is not None):
             raise ValueError("on_clear='new_ids' has no power over ids that message_id= or id_columns= give")
-        if self.lead is not None and not KEEPS_STATE:
-            why = "to go on as it began; a store (store_conn_id=) can store messages before"
-            raise NeedsAirflow("lead=", "3.3", why)
-        if self.lead is not None:
-            object.__setattr__(self, "lead", span_of("lead", self.lead))
 
     def _check_content(self) -> None:
         sources = [name for name in ("messages", "source", "value") if getattr(self, name) is not None]
@@ -400,15 +394,6 @@ class SendArguments(CommonArguments):
         """Return the optional fields of all messages, by name."""
         values = {name: getattr(self, name) for name in FIELD_NAMES}
         return values | {name: moment_of(name, values[name], self.timezone) for name in FIELD_MOMENTS}
-
-    def capped_lead(self, route: Route, log: Log) -> timedelta:
-        """Return the lead that the transport's own delay can make up for; there must be one."""
-        assert self.lead is not None
-        horizon = route.delivery.horizon
-        if route.store is not None or self.lead <= horizon:
-            return self.lead
-        log.info("lead is %s here: more than that %s does not delay by itself", horizon, self.conn_id)
-        return horizon
 
     def rows(self, content: Callable[[str], Any], spool: Spool) -> Source:
         """Return the rows of ``source``, ``messages`` or ``value``.

@@ -5,8 +5,7 @@ Two moments are kept in Airflow's task state store, whose rows live as long as t
 - the anchor of relative delays: from the very first try on, so that a retry and a cleared task mean the same due
   times;
 - the beginning of the present send: until it was refused, or the task is cleared after it succeeded. So a retry never
-  refuses its own rows, and a task that is cleared long after it succeeded does not fire them again. A task that is
-  cleared while it still waited has a new beginning too: it was to send nothing.
+  refuses its own rows, and a task that is cleared long after it succeeded does not fire them again.
 
 The third entry is the send's checkpoint: how many rows are confirmed, see :class:`TaskCheckpoints`. It is only kept
 here: :class:`airflow_delayed.sending.Sending` decides whether a retry sends the rows after it alone, or all. The three
@@ -53,8 +52,6 @@ logger = logging.getLogger(__name__)
 ANCHOR_XCOM = "delays_count_from"
 _ANCHOR = "airflow_delayed.anchor"
 _BEGAN = "airflow_delayed.began"
-#: The turn in which a task waits and has sent nothing yet.
-_WAITS = "airflow_delayed.waits"
 #: The turn and the try in which all was sent.
 _DONE = "airflow_delayed.done"
 _CHECKPOINT = "airflow_delayed.checkpoint"
@@ -75,17 +72,6 @@ class FirstTry:
     began: datetime
     cleared_state: bool = False
 
-    def state(self) -> dict[str, Any]:
-        """Return both moments as a deferred task takes them along."""
-        anchor = None if self.anchor is None else self.anchor.isoformat()
-        return {"anchor": anchor, "began": self.began.isoformat(), "cleared_state": self.cleared_state}
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> FirstTry:
-        """Read the result of :meth:`state`, which a deferred task carries along."""
-        anchor = None if state["anchor"] is None else utc("anchor", datetime.fromisoformat(state["anchor"]))
-        return cls(anchor, utc("began", datetime.fromisoformat(state["began"])), state["cleared_state"])
-
 
 def load_first_try(
     context: Context,
@@ -94,7 +80,6 @@ def load_first_try(
     retries: int,
     new_ids: bool = False,
     keep: bool = True,
-    deferred: FirstTry | None = None,
     store: DelayStore | None = None,
 ) -> FirstTry:
     """Return when the first try began; the first call notes it, and keeps the anchor in the log and an XCom.
@@ -102,7 +87,6 @@ def load_first_try(
     :param retries: of the task, as its DAG has them now.
     :param new_ids: a cleared task is another send.
     :param keep: False writes nothing, for a dry run.
-    :param deferred: what was returned before this try was deferred; used where the state was deleted.
     :param store: the store of the messages, if there is one; used where the state was deleted, if it keeps anchors.
     """
     ti, state = context["ti"], task_state(context)
@@ -111,8 +95,6 @@ def load_first_try(
         forget(context, new_ids=new_ids)
     anchor = _moment(state, _key(context, _ANCHOR, new_ids))
     began = None if over else _moment(state, _key(context, _BEGAN, new_ids))
-    if anchor is None and deferred is not None:
-        anchor, began = deferred.anchor, began or deferred.began
     lost = anchor is None and _may_have_sent(context, retries, new_ids)
     kept = anchor is not None
     if not kept and ti.try_number > 1 and store is not None:
@@ -121,7 +103,7 @@ def load_first_try(
         anchor or (None if lost else now),
         began or now,
         # before 3.3 a try has no other beginning than its own
-        cleared_state=state is not None and (lost or (deferred is not None and deferred.cleared_state)),
+        cleared_state=state is not None and lost,
     )
     if keep:
         if not kept and first.anchor is not None:
@@ -172,9 +154,7 @@ def _is_over(state: TaskStateStoreAccessor, context: Context) -> bool:
     A later try than the successful one, in the same turn, is a retry of a worker that was lost before Airflow knew of
     the success. The same try again was started by a person: ``airflow tasks test`` runs it as often as it is called.
     """
-    waited, done = state.get(_WAITS), state.get(_DONE)
-    if waited is not None and waited != turn_of(context):
-        return True
+    done = state.get(_DONE)
     if not isinstance(done, Mapping):
         return False
     return done.get("turn") != turn_of(context) or done.get("try") == context["ti"].try_number
@@ -206,7 +186,7 @@ def forget(context: Context, *, new_ids: bool = False) -> None:
     state = task_state(context)
     if state is not None:
         own = (_key(context, _BEGAN, new_ids), _key(context, _CHECKPOINT, new_ids))
-        for key in (*own, _WAITS, _DONE):
+        for key in (*own, _DONE):
             state.delete(key)
 
 
@@ -225,17 +205,6 @@ def note_refusal(context: Context, *, new_ids: bool = False, from_the_top: bool 
         forget(context, new_ids=new_ids)
     elif from_the_top:
         state.delete(_key(context, _CHECKPOINT, new_ids))
-
-
-def note_waiting(context: Context, waiting: bool) -> None:
-    """Note that the task waits and has sent nothing, or that the wait is over."""
-    state = task_state(context)
-    if state is None:
-        return
-    if waiting:
-        state.set(_WAITS, turn_of(context), retention=never_expire())
-    else:
-        state.delete(_WAITS)
 
 
 class TaskCheckpoints:

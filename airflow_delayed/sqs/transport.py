@@ -51,8 +51,8 @@ ENVELOPE_EXTRA = "envelope"
 HORIZON = timedelta(seconds=queues.MAX_DELAY - 30)
 #: The alternatives for a delay that is longer than SQS's own.
 INSTEAD = (
-    "let such messages wait in a store (store_conn_id=), or the task that sends them (lead=), or set"
-    f' "{UNRESTRICTED_EXTRA}": true in its extra and run TopologyInstallOperator and a FifoCycleSensor'
+    "let such messages wait in a store (store_conn_id=), or a DueTimeSensor in front of the task that sends them, or"
+    f' set "{UNRESTRICTED_EXTRA}": true in its extra and run TopologyInstallOperator and a FifoCycleSensor'
 )
 #: Extras of Airflow's aws connections by which a role is taken on; an executor has one of its own.
 _ROLES = ("role_arn", "assume_role_method", "assume_role_kwargs")

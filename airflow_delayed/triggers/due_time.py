@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from airflow_delayed.clock import pause
 from airflow_delayed.delivery import Clock
-from airflow_delayed.message import delay_of, parse_moment, utcnow
+from airflow_delayed.message import parse_moment, utcnow
 from airflow_delayed.triggers.base import class_path
 
 
 class DueTimeTrigger(BaseTrigger):
-    """Fires at its moment, or ``lead`` before it: never earlier, and at once if that has passed.
+    """Fires at its moment: never earlier, and at once if that has passed.
 
     It sleeps without polling, and is late by milliseconds; a task that it resumes starts two to three seconds later.
     Its event's payload is the moment. Whoever is resumed should look at the clock again: Airflow may resume a task
     too early (apache/airflow#65248).
 
     :param moment: an aware time, or ISO 8601 text with an offset.
-    :param lead: how long before the moment it fires: a timedelta, or seconds.
     :param end_from_trigger: end the task as a success from the triggerer; it is not resumed.
     :param target_time: the moment of a task that starts from its trigger, in place of ``moment``: a template of the
         operator's field of this name, which the triggerer renders before the trigger runs.
     :param clock: returns the present; for tests, and not kept in the database.
     :param sleep: waits; for tests, and not kept in the database.
     :raises NaiveTime: the moment has no time zone; that of ``target_time`` is checked when the trigger runs.
-    :raises InvalidMessage: it is no time, or the lead is negative or no span.
+    :raises InvalidMessage: it is no time.
     :raises TypeError: neither or both of ``moment`` and ``target_time``.
     """
 
@@ -38,7 +37,6 @@ class DueTimeTrigger(BaseTrigger):
         self,
         moment: datetime | str | None = None,
         *,
-        lead: timedelta | float = 0.0,
         end_from_trigger: bool = False,
         target_time: str | None = None,
         clock: Clock = utcnow,
@@ -49,7 +47,6 @@ class DueTimeTrigger(BaseTrigger):
             raise TypeError("give moment= or target_time=, and not both")
         self._moment = None if moment is None else parse_moment("moment", moment)
         self.target_time = target_time
-        self.lead = delay_of(lead, "lead")
         self.end_from_trigger = end_from_trigger
         self._clock = clock
         self._sleep = sleep
@@ -64,15 +61,14 @@ class DueTimeTrigger(BaseTrigger):
         moment = {"target_time": self.target_time} if self._moment is None else {"moment": self._moment.isoformat()}
         return class_path(type(self)), {
             **moment,
-            "lead": self.lead.total_seconds(),
             "end_from_trigger": self.end_from_trigger,
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Sleep, then fire once."""
         moment = self.moment
-        self.log.info("waiting until %s%s", moment.isoformat(), f" less {self.lead}" if self.lead else "")
-        while (left := (moment - self._clock() - self.lead).total_seconds()) > 0:
+        self.log.info("waiting until %s", moment.isoformat())
+        while (left := (moment - self._clock()).total_seconds()) > 0:
             await self._sleep(pause(left))
         yield TaskSuccessEvent() if self.end_from_trigger else TriggerEvent(moment)
 

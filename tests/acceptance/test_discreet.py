@@ -59,7 +59,7 @@ def played(world: World, sqs_endpoint: str, tmp_path_factory: pytest.TempPathFac
     def still() -> bool:
         states = live.states(DAG, run_id)
         return all(
-            state == "deferred" if task in ("waits", "dispatch") else state in ("success", "failed")
+            state == "deferred" if task == "dispatch" else state in ("success", "failed")
             for task, state in states.items()
         )
 
@@ -189,7 +189,7 @@ def test_the_search_finds_what_is_there(world: World, played: Played) -> None:
     found = searched(world, played.shown)
     assert {"dag_run.conf", "rendered_task_instance_fields.rendered_fields"} <= set(found)
     # of the trigger of the task that waits, and of a log
-    found = searched(world, '"end_from_trigger":', "would send to discreet: 1 at once")
+    found = searched(world, '"deliver_conn_ids":', "would send to discreet: 1 at once")
     assert "trigger.kwargs" in found
     assert any(place.startswith("logs/") and "task_id=planned" in place for place in found)
 

@@ -28,7 +28,7 @@ def consumer(world: World, sqs_endpoint: str, tmp_path_factory: pytest.TempPathF
 
 
 def task(world: World, run_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = world.live.call("GET", f"/dags/{DAG}/dagRuns/{run_id}/taskInstances/send")
+    found: dict[str, Any] = world.live.call("GET", f"/dags/{DAG}/dagRuns/{run_id}/taskInstances/wait")
     return found
 
 
@@ -49,7 +49,7 @@ def triggerers(world: World) -> list[int]:
     return sorted(job["id"] for job in jobs)
 
 
-def test_a_deferred_send_survives_the_triggerer_that_waited_for_it(world: World, consumer: Consumer) -> None:
+def test_a_wait_survives_the_triggerer_that_waited_for_it(world: World, consumer: Consumer) -> None:
     live = world.live
     log = live.folder / "triggerer.log"
     first = live.parts["triggerer"]
@@ -82,15 +82,15 @@ def test_cleared_it_waits_for_another_message_and_marked_failed_it_sends_none(wo
     run_id = run["dag_run_id"]
     before = len(consumer.arrivals())
     earlier = live.result(DAG, run_id, "send")["first_due"]
-    live.clear(DAG, run_id, ["send"])
-    # the delay counts anew: with the first anchor it would be sent at once
+    live.clear(DAG, run_id, ["due", "wait", "send"])
+    # the delay counts anew
     deferred(world, run_id)
-    live.call("PATCH", f"/dags/{DAG}/dagRuns/{run_id}/taskInstances/send", new_state="failed")
+    live.call("PATCH", f"/dags/{DAG}/dagRuns/{run_id}/taskInstances/wait", new_state="failed")
     assert live.wait(DAG, run_id) == "failed"
 
     reason = "ended by a user before "
-    process.wait_for("the triggerer's word", lambda: reason in live.log(DAG, run_id, "send"), seconds=60)
-    [line] = [line for line in live.log(DAG, run_id, "send").splitlines() if reason in line]
+    process.wait_for("the triggerer's word", lambda: reason in live.log(DAG, run_id, "wait"), seconds=60)
+    [line] = [line for line in live.log(DAG, run_id, "wait").splitlines() if reason in line]
     moment = line.split(reason)[1].split(": ")[0]
     assert datetime.fromisoformat(moment) > datetime.fromisoformat(earlier)
     # 30 s before it was due it would have been given to SQS, and were there to be seen

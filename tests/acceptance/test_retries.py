@@ -1,4 +1,4 @@
-"""Tries of a send under a real scheduler: a worker killed, tasks marked failed and cleared; all counted by id."""
+"""Tries of a send under a real scheduler: a worker killed, a task marked failed; all counted by id."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import re
 import signal
 import time
 from collections import Counter
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,17 +22,8 @@ from services import process
 CROWD = length("messages of a task whose worker is killed", 20_000, 100_000)
 #: Messages between two checkpoints of a send, which a retry may send twice.
 BATCH = 2500
-TASKS = ("same_ids", "new_ids")
-DAGS = ("crowd", "cleared", "lost", "ended")
+DAGS = ("crowd", "lost", "ended")
 pytestmark = pytest.mark.timeout(600)
-
-
-@dataclass
-class Cleared:
-    """A run whose tasks waited, were marked failed and then cleared; and until when they waited first."""
-
-    run_id: str
-    due: dict[str, datetime]
 
 
 @pytest.fixture(scope="module")
@@ -48,28 +37,6 @@ def broker(world: World) -> World:
         process.wait_for(dag, lambda dag=dag: world.live.has(dag), seconds=120, log=log)
         world.live.call("PATCH", f"/dags/{dag}", is_paused=False)
     return world
-
-
-@pytest.fixture(scope="module")
-def cleared(broker: World) -> Cleared:
-    live = broker.live
-    run_id = live.trigger("cleared")
-    process.wait_for(
-        "the waits",
-        lambda: set(live.states("cleared", run_id).values()) == {"deferred"},
-        seconds=120,
-        log=live.folder / "scheduler.log",
-    )
-    due = {}
-    for task in TASKS:
-        found = re.search("waiting until ([^,]+), which is", live.log("cleared", run_id, task))
-        assert found
-        due[task] = datetime.fromisoformat(found[1])
-        live.call("PATCH", f"/dags/cleared/dagRuns/{run_id}/taskInstances/{task}", new_state="failed")
-    assert live.wait("cleared", run_id) == "failed"
-    assert broker.broker.count("cleared") == 0
-    live.clear("cleared", run_id, TASKS)
-    return Cleared(run_id, due)
 
 
 def test_a_worker_killed_in_the_middle_of_its_messages_loses_none(broker: World, tmp_path: Path) -> None:
@@ -147,21 +114,3 @@ def taken(world: World, queue: str) -> list[tuple[str, bytes]]:
             if len(found) == count:
                 break
         return found
-
-
-@pytest.mark.long
-def test_marked_failed_while_it_waits_it_sends_nothing_and_cleared_it_is_the_same_or_another(
-    broker: World, cleared: Cleared
-) -> None:
-    live = broker.live
-    assert live.wait("cleared", cleared.run_id) == "success", live.states("cleared", cleared.run_id)
-    due = {
-        task: datetime.fromisoformat(live.result("cleared", cleared.run_id, task)["first_due"]) - cleared.due[task]
-        for task in TASKS
-    }
-    # the one goes by the delay that it had, a second ahead of which it was to be sent; the other's begins anew
-    assert due["same_ids"].total_seconds() == 1
-    assert due["new_ids"].total_seconds() > 2
-    # one each: what was marked failed was not sent
-    process.wait_for("both", lambda: broker.broker.count("cleared") >= 2, seconds=120)
-    assert sorted(body for _, body in taken(broker, "cleared")) == [b"new_ids", b"same_ids"]

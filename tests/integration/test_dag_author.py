@@ -10,7 +10,6 @@ from datetime import timedelta
 import pytest
 from airflow.sdk import DAG, Asset, AssetAlias, task
 
-from airflow_delayed.message import utcnow
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
@@ -239,30 +238,6 @@ def test_bad_input_fails_without_a_retry_and_sends_nothing(database, run_dag):
     run = run_dag(dag)
     assert states(run)["send"] == "failed"
     assert database.rows("SELECT count(*) FROM delayed_messages") == [(0,)]
-
-
-@pytest.mark.parametrize("deferrable", [True, False])
-def test_a_mapped_send_waits_until_its_lead(database, run_dag, monkeypatch, deferrable):
-    monkeypatch.setattr("airflow_delayed.operators.send.BRIEF", timedelta(0))
-    due = utcnow() + timedelta(seconds=10)
-    with DAG(f"lead_{deferrable}", schedule=None) as dag:
-        send = DelayedSendOperator.partial(
-            task_id="send",
-            conn_id="reminders_db",
-            destination="mail",
-            due_at=due.isoformat(),
-            lead=timedelta(seconds=5),
-            deferrable=deferrable,
-            # a slow machine begins it later
-            past_due="send",
-        ).expand(value=["secret a", "secret b"])
-        install("mail") >> send
-    run = run_dag(dag)
-    assert set(states(run).values()) == {"success"}
-    assert sorted(database.rows('SELECT "State" FROM delayed_messages')) == [(b"secret a",), (b"secret b",)]
-    ended = [ti.end_date for ti in run.get_task_instances() if ti.task_id == "send"]
-    assert min(ended) >= due - timedelta(seconds=5)
-    assert "secret" not in rendered(run)
 
 
 def test_outlets_tell_what_was_sent_and_no_body(database, run_dag):

@@ -11,6 +11,7 @@ import pytest
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, Param, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 from jinja2 import UndefinedError
+from support.examples import dags_of, result
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -20,6 +21,7 @@ from airflow_delayed.operators.change import DelayedCancelOperator
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
+from airflow_delayed.sensors.due_time import DueTimeSensor
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
 
 HOUR = timedelta(hours=1)
@@ -267,12 +269,14 @@ def test_a_sql_connection_delivers_into_its_own_queue_tables(delayed):
     assert [(one.conn_id, one.destination, one.body) for one in delayed.arrived()] == [(db, "mail", b"hello")]
 
 
-@pytest.mark.parametrize("deferrable", [True, False])
-def test_a_wait_moves_the_clock(delayed, deferrable):
+def test_a_wait_moves_the_clock_to_half_a_minute_before_the_message_is_due(delayed, run_dag, here, monkeypatch):
+    dag = dags_of(here / "dags/precise_send.py", monkeypatch)["precise_send"]
+    delayed.connection("delayed_sqs", "aws")
     began = delayed.now
-    delayed.run(send(delay=240 * HOUR, lead=timedelta(seconds=30), deferrable=deferrable))
+    run = run_dag(dag, run_conf={"delay_seconds": 240 * 3600, "text": "it is time"})
+    assert result(run, "send")["sent"] == 1
     assert delayed.now == began + 240 * HOUR - timedelta(seconds=30)
-    assert [one.due_at for one in delayed.sent] == [began + 240 * HOUR]
+    assert [(one.body, one.due_at) for one in delayed.sent] == [(b"it is time", began + 240 * HOUR)]
 
 
 @pytest.mark.parametrize("deferrable", [True, False])
@@ -319,11 +323,12 @@ def test_dag_test_runs_a_dag_as_it_is(delayed, run_dag):
                 hook.send([message])
 
         first = send(value=None, conn_id="delayed_sqs", messages=compute(), store_conn_id="delayed_store")
-        waits = send(task_id="waits", delay=30 * HOUR, lead=HOUR, deferrable=True, outlets=[Asset("sent")])
+        wait = DueTimeSensor(task_id="wait", target_time=delayed.now + 29 * HOUR)
+        last = send(task_id="last", due_at=delayed.now + 30 * HOUR, outlets=[Asset("sent")])
         dispatch = StoreDispatchOperator(
             task_id="dispatch", store_conn_id="delayed_store", deliver_conn_ids=["delayed_sqs"], until="empty"
         )
-        install >> first >> cancel() >> by_hook() >> dispatch >> waits
+        install >> first >> cancel() >> by_hook() >> dispatch >> wait >> last
     delayed.connection("delayed_sqs", "aws")
     began = delayed.now
     run = run_dag(dag)

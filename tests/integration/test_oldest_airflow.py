@@ -68,9 +68,8 @@ def test_what_can_be_runs_and_what_cannot_says_what_it_needs(ask) -> None:
 
     needs = {name: text for name, text in found["modules"].items() if not any(one in text for one in ABSENT)}
     assert needs == {}
-    assert found["dags"].keys() == {"dispatch_store", "precise_send"}
+    assert found["dags"].keys() == {"dispatch_store"}
     assert "DeadlineAlert" in found["dags"].pop("dispatch_store"), "as its docstring says, it needs Airflow 3.2"
-    assert "needs Airflow 3.3 or later" in found["dags"]["precise_send"]
 
     states, results = found["into a queue table"]
     assert states == {"install_db": DONE, "send": DONE, "dispatch": DONE}

@@ -106,12 +106,10 @@ def _imported_by_plugin() -> object:
 
 
 def _deferrable() -> object:
-    """Return whether operators wait in the triggerer, where Airflow's configuration says so."""
-    from airflow_delayed.operators.send import DelayedSendOperator
+    """Return whether a sensor waits in the triggerer, where Airflow's configuration says so."""
     from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
 
-    send = DelayedSendOperator(task_id="t", conn_id="c", value="x")
-    return [send.deferrable, FifoCycleSensor(task_id="t", destination="d").deferrable]
+    return FifoCycleSensor(task_id="t", destination="d").deferrable
 
 
 def _beside(neighbour: str, *, first: bool) -> object:

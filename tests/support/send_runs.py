@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
@@ -44,7 +44,6 @@ class Run:
         self.map_index = -1
         self.try_number = 0
         self.xcoms = {}
-        self.slept = []
         self.options = None
         deliver_by(monkeypatch, self.delivery, self.holding)
         # as in Airflow 3.3; a test of what a later one does turns it on
@@ -58,10 +57,6 @@ class Run:
         self.options = options
         return self.transport
 
-    def sleep(self, seconds):
-        self.slept.append(seconds)
-        self.now += timedelta(seconds=seconds)
-
     def clear(self):
         """Do what Airflow does with a task that is cleared after its first try."""
         self.max_tries += 1
@@ -69,7 +64,7 @@ class Run:
     def task(self, **arguments):
         arguments = {"conn_id": "recorder", "destination": "mail", **arguments}
         task = DelayedSendOperator(task_id="send", **arguments)
-        return by_clock(task, lambda: self.now, sleep=self.sleep)
+        return by_clock(task, lambda: self.now)
 
     @property
     def context(self):

@@ -25,7 +25,6 @@ def made(function, *args, decorate=None, **options):
 def execute(run, operator, **more):
     run.try_number += 1
     operator.clock = lambda: run.now
-    operator.sleep = run.sleep
     ready = operator.prepare_for_execution()
     context = {**run.context, "ds": "2030-05-06", **more}
     ready.render_template_fields(context)

@@ -146,7 +146,7 @@ def test_the_scheduler_starts_the_trigger_and_the_triggerer_renders_the_time():
     assert trigger.template_fields == ("target_time",)
     trigger.render_template_fields({"x": NOW.isoformat()})
     assert trigger.moment == NOW
-    assert trigger.serialize()[1] == {"target_time": NOW.isoformat(), "lead": 0.0, "end_from_trigger": True}
+    assert trigger.serialize()[1] == {"target_time": NOW.isoformat(), "end_from_trigger": True}
     assert len(asyncio.run(fired(trigger))) == 1
 
 

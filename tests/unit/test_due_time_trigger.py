@@ -52,17 +52,15 @@ def test_last_minute_is_one_exact_sleep():
 @given(
     st.floats(min_value=-60, max_value=7 * 86_400),
     st.lists(st.floats(min_value=-7200, max_value=7200), max_size=5),
-    st.floats(min_value=0, max_value=7200),
 )
-def test_clock_that_is_set_makes_it_never_early_and_late_by_one_pause_at_most(seconds, steps, lead):
+def test_clock_that_is_set_makes_it_never_early_and_late_by_one_pause_at_most(seconds, steps):
     clock = Clock(*steps)
-    trigger = clock.trigger(START + timedelta(seconds=seconds), lead=lead)
+    trigger = clock.trigger(START + timedelta(seconds=seconds))
     asyncio.run(fired(trigger))
-    wanted = trigger.moment - trigger.lead
-    assert clock.now >= wanted
+    assert clock.now >= trigger.moment
     if clock.sleeps:
         left = abs(seconds) + sum(map(abs, steps))
-        assert clock.now - max(clock.set_to, wanted) <= timedelta(seconds=max(EXACT, left / 10))
+        assert clock.now - max(clock.set_to, trigger.moment) <= timedelta(seconds=max(EXACT, left / 10))
 
 
 def test_sleep_that_ends_early_does_not_fire():
@@ -76,16 +74,8 @@ def test_sleep_that_ends_early_does_not_fire():
 @pytest.mark.parametrize("moment", [START - timedelta(days=1), START, datetime(1, 1, 1, tzinfo=UTC)])
 def test_moment_that_is_past_fires_at_once(moment):
     clock = Clock()
-    assert asyncio.run(fired(clock.trigger(moment, lead=timedelta(hours=1)))) == [TriggerEvent(moment)]
+    assert asyncio.run(fired(clock.trigger(moment))) == [TriggerEvent(moment)]
     assert clock.sleeps == []
-
-
-@pytest.mark.parametrize("lead", [15, timedelta(seconds=15)])
-def test_lead_wakes_ahead_and_the_event_tells_the_moment_itself(lead):
-    clock = Clock()
-    moment = START + timedelta(minutes=1)
-    assert asyncio.run(fired(clock.trigger(moment, lead=lead))) == [TriggerEvent(moment)]
-    assert clock.now == moment - timedelta(seconds=15)
 
 
 def test_it_ends_the_task_where_asked():
@@ -114,7 +104,7 @@ def stored(arguments):
 
 def test_goes_through_the_database_and_comes_back_the_same():
     moment = datetime(2026, 3, 1, 13, 0, 0, 123456, tzinfo=timezone(timedelta(hours=1)))
-    trigger = DueTimeTrigger(moment, lead=2.5, end_from_trigger=True)
+    trigger = DueTimeTrigger(moment, end_from_trigger=True)
     path, arguments = trigger.serialize()
     assert path == f"{DueTimeTrigger.__module__}.{DueTimeTrigger.__qualname__}"
     again = DueTimeTrigger(**stored(arguments))
@@ -128,9 +118,8 @@ def test_goes_through_the_database_and_comes_back_the_same():
         ({"moment": datetime(2026, 3, 1)}, NaiveTime),
         ({"moment": "2026-03-01T12:00"}, NaiveTime),
         ({"moment": "soon"}, InvalidMessage),
-        ({"moment": START, "lead": -1}, InvalidMessage),
     ],
 )
-def test_moment_or_lead_that_is_none_is_refused(arguments, error):
+def test_moment_that_is_none_is_refused(arguments, error):
     with pytest.raises(error):
         DueTimeTrigger(**arguments)

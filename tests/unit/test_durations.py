@@ -34,7 +34,7 @@ def sending(name):
 
 DOORS = {
     "delay": lambda span: delay_of(span) // timedelta(microseconds=1),
-    **{name: sending(name) for name in ("hold_over", "max_past", "spread", "lead")},
+    **{name: sending(name) for name in ("hold_over", "max_past", "spread")},
     "policy": lambda span: DispatchPolicy(lookahead=span, remember=span, claim_timeout=span).state(),
     "until of a dispatcher": lambda span: (
         StoreDispatchOperator(task_id="t", store_conn_id="s", deliver_conn_ids="c", until=span).until

@@ -34,6 +34,10 @@ def stored(trigger: FifoCycleTrigger) -> FifoCycleTrigger:
     return FifoCycleTrigger(**Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(arguments)))
 
 
+def test_it_waits_in_the_triggerer_by_default_where_airflow_says_so(fresh):
+    assert fresh["deferrable by default"] is True
+
+
 def test_arguments_are_stored_and_read_back():
     assert stored(FifoCycleTrigger(**ARGUMENTS)).serialize()[1] == ARGUMENTS
     assert json.loads(json.dumps(ARGUMENTS)) == ARGUMENTS

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from airflow.sdk import DAG, ObjectStoragePath, task
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.helpers import serialize_template_field
 from airflow.serialization.serialized_objects import DagSerialization
 from support.send_runs import NOW
@@ -92,17 +92,6 @@ def test_a_retry_on_another_worker_runs_the_query_again_and_says_so(run, databas
     run.execute(source=SqlSource(SELECT, "shop"), retries=1)
     assert run.ids() == ["order-0", "order-1", "order-2", "order-3"]
     assert "no rows of an earlier try are on this machine" in log.text
-
-
-def test_after_a_wait_in_the_triggerer_the_rows_are_those_from_before(run, database, spools):
-    arguments = {"source": SqlSource(SELECT, "shop"), "lead": timedelta(minutes=1), "deferrable": True}
-    with pytest.raises(TaskDeferred) as caught:
-        run.execute(**arguments)
-    assert len(files(spools)) == 1
-    database("DELETE FROM orders")
-    run.now = datetime.fromisoformat(DUE)
-    run.task(**arguments).resume(run.context, event=None, **caught.value.kwargs)
-    assert (run.ids(), files(spools)) == (["order-0", "order-1", "order-2"], [])
 
 
 def test_a_cleared_task_runs_the_query_again(run, database):

@@ -207,15 +207,6 @@ def test_state_that_is_deleted_on_success_is_missed_by_a_clear(run, monkeypatch)
         run.execute(messages=rows(2))
 
 
-def test_a_wait_brings_back_what_was_forgotten_meanwhile(run):
-    operator = run.task(messages=rows(2), lead=timedelta(0))
-    run.try_number = 1
-    kept = {"anchor": NOW.isoformat(), "began": NOW.isoformat(), "cleared_state": False}
-    run.now += timedelta(seconds=61)
-    operator.resume(run.context, first_try=kept)
-    assert min(due_times(run).values()) == NOW + timedelta(seconds=60)
-
-
 @pytest.mark.parametrize("delay_from", ["run", "2026-02-28T12:00:00Z", "{began}"])
 def test_delays_count_from_the_run_or_a_time(run, delay_from, monkeypatch):
     began = NOW - timedelta(days=1)
@@ -250,11 +241,3 @@ def test_a_task_that_is_ended_sends_nothing_more(run):
     with pytest.raises(Exception, match=r"sending stopped after [0-9,]+ messages .* the task was ended"):
         operator.execute(run.context)
     assert len(run.ids()) <= 2500
-
-
-def test_a_task_that_is_ended_while_it_waits_sends_nothing(run):
-    operator = run.task(value="x", delay=9, lead=timedelta(0), deferrable=False)
-    operator.sleep = lambda seconds: operator.on_kill()
-    with pytest.raises(Exception, match="ended while it waited"):
-        operator.execute(run.context)
-    assert run.ids() == []

@@ -1,4 +1,4 @@
-"""Sends whose worker is killed in the middle or at the end; that are marked failed while they send or wait; cleared."""
+"""Sends whose worker is killed in the middle or at the end; that are marked failed while they send."""
 
 from __future__ import annotations
 
@@ -61,16 +61,3 @@ with DAG("ended", schedule=None, catchup=False):
         source="{{ dag_run.conf.source }}",
         delay=0,
     )
-
-with DAG("cleared", schedule=None, catchup=False):
-    for on_clear in ("same_ids", "new_ids"):
-        DelayedSendOperator(
-            task_id=on_clear,
-            conn_id="delayed_rabbitmq",
-            destination="cleared",
-            value=on_clear,
-            delay=40,
-            lead=timedelta(seconds=1),
-            deferrable=True,
-            on_clear=on_clear,
-        )

@@ -33,7 +33,6 @@ with DAG("discreet", schedule=None, catchup=False, user_defined_macros={"secret"
         outlets=[Asset("told")],
         **common,
     )
-    DelayedSendOperator(task_id="waits", messages=[ROW], lead=timedelta(minutes=1), deferrable=True, **common)
     DelayedSendOperator(task_id="planned", messages=[ROW], headers=ROW["headers"], dry_run=True, **common)
     for name in ("rows.jsonl", "types.jsonl", "types.parquet", "rows.parquet"):
         DelayedSendOperator(task_id=f"refused_{name.replace('.', '_')}", source=f"{FOLDER}/{name}", **common)
