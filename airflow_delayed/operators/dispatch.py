@@ -80,9 +80,9 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
     :param until: None makes one pass; "empty" goes on until the store has no message for these connections; a
         timedelta goes on for that long.
     :param deferrable: with ``until``, make one pass on the worker, of half a minute at most, and do the rest in the
-        triggerer, which needs no worker meanwhile. The triggerer sleeps exactly until the next message. PostgreSQL
-        notifies it of a new message that is due earlier; on the other databases it looks for one every second. One pass
-        alone has nothing to wait for, and is made on the worker. By default ``[operators] default_deferrable``.
+        triggerer, which needs no worker meanwhile. The triggerer sleeps exactly until the next message, and
+        looks every second for a new one that is due earlier. One pass alone has nothing to wait for, and is made on the
+        worker. By default ``[operators] default_deferrable``.
     :param batch_size: messages that are claimed at a time.
     :param max_rate: messages a second at most, of all connections of this task together; None: no limit.
 

@@ -36,7 +36,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from airflow_delayed.errors import WrongState
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.store import bulk, cancelled, notify, remembered_ids
+from airflow_delayed.store import bulk, cancelled, remembered_ids
 from airflow_delayed.store.audit import AuditEntry, of_ids
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
@@ -268,7 +268,6 @@ class Restore(MessageChange):
         """Move the rows back, and delete the records of their ids."""
         back = _changed(decided)
         ids = sorted(found.message_id for found in back)
-        waiting = [found for found in back if found.row["Reason"] is None]
         failed = sorted(found.message_id for found in back if found.row["Reason"] is not None)
         # a failed message too: so a send of the same id, which looks for failed ones before the remembered, waits for
         # the end of this transaction
@@ -280,8 +279,6 @@ class Restore(MessageChange):
         remembered_ids.forget(connection, tables, ids)
         if any(found.where == "cancelled" for found, _ in decided):
             cancelled.forget(connection, tables, now)
-        if waiting:
-            _wake(connection, tables, waiting, min(found.row["Time"] for found in waiting))
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +349,6 @@ class Reschedule(MessageChange):
                 connection.execute(dialect.update_rows(table, some).values(Time=self.due_at, NextTry=next_try))
         # a slow dispatcher whose lease has ended must not settle the message by its old due time
         remembered_ids.forget(connection, tables, [found.message_id for found in moved if found.abandoned])
-        _wake(connection, tables, moved, self.due_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,8 +375,6 @@ class Retry(MessageChange):
         values = {column.name: reset.get(column.name, tables.failed.c[column.name]) for column in tables.messages.c}
         cancelled.copy(connection, tables.failed, tables.messages, [found.message_id for found in again], values)
         _remove(connection, tables, again)
-        if again:
-            _wake(connection, tables, again, min(found.row["Time"] for found in again))
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,12 +463,6 @@ def _cancelling(tables: Tables, wanted: MessageFilter, *, keeps: bool) -> Select
     removed = delete(table).where(bulk.own_place() == any_(at_these)).cte("removed")
     statement = select(given.c.id).where(given.c.id.not_in(select(gone.c.Id))).add_cte(removed)
     return statement.add_cte(cancelled.keep_all(tables, gone)) if keeps else statement
-
-
-def _wake(connection: Connection, tables: Tables, moved: Sequence[Location], earliest: datetime) -> None:
-    """Notify dispatchers of the earliest due time."""
-    if moved:
-        notify.announce(connection, tables.messages, earliest, [found.row["DeliverConnId"] for found in moved])
 
 
 def _remove(connection: Connection, tables: Tables, gone: Sequence[Location]) -> None:

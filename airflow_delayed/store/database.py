@@ -114,8 +114,6 @@ class Dialect:
     keeps_raw_ids: ClassVar[bool] = False
     #: Whether a page of several runs is read run by run.
     reads_by_run: ClassVar[bool] = False
-    #: Whether a transaction can notify other connections.
-    notifies: ClassVar[bool] = False
     #: Whether CREATE INDEX lacks ``IF NOT EXISTS``, so that an install's script has the indexes within CREATE TABLE.
     indexes_within: ClassVar[bool] = False
     #: Statements after which a transaction's times have the only form that the drivers read; empty: they have it.
@@ -210,10 +208,6 @@ class Dialect:
     def clock_sql(self) -> str:
         """An expression for the time, as the type of :meth:`time_type` keeps it."""
         return f"({self._clock})"
-
-    def listens(self, driver: str) -> bool:
-        """Return whether a connection of this driver can wait for notifications."""
-        return False
 
     # columns
 

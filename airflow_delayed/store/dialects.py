@@ -116,7 +116,7 @@ class PostgreSQL(Dialect):
     refused_row_codes = frozenset(
         {"54000", "54001", "44000", "P0000", "P0001", "P0002", "P0003", "P0004", "45000", "09000", "27000", "38000"}
     )
-    claims_at_once = reads_by_run = notifies = True
+    claims_at_once = reads_by_run = True
     readable_times = "SET LOCAL DateStyle = 'ISO'; SET LOCAL IntervalStyle = 'postgres'"
     # not now(), which stands still during a transaction
     _clock = "SELECT clock_timestamp()"
@@ -187,10 +187,6 @@ class PostgreSQL(Dialect):
     def join_by_hash(self, connection: Connection) -> None:
         """Make nested loops costly: a table that was never analyzed passes for one of few due messages."""
         connection.exec_driver_sql("SET LOCAL enable_nestloop = off")
-
-    def listens(self, driver: str) -> bool:
-        """Return whether the driver is psycopg 3 or psycopg2."""
-        return driver in ("psycopg", "psycopg2")
 
     def time_type(self) -> TypeEngine[Any]:
         """Return the type that keeps a zone."""

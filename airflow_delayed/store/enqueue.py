@@ -29,7 +29,7 @@ from airflow_delayed.delivery import SendReport
 from airflow_delayed.errors import SHOWN, MessageConflict, some
 from airflow_delayed.identity import Origin, digest_of
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.store import notify, remembered_ids, runs
+from airflow_delayed.store import remembered_ids, runs
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.engine import Overtaken, retried
 from airflow_delayed.store.policy import OnConflict
@@ -232,8 +232,6 @@ def enqueue_rows(
         result.not_replaced.update(name for name in other if name not in free)
         _replace(connection, tables, tables.messages, [given[name] for name in other if name in free])
         result.replaced |= free
-    if written := result.new | result.replaced:
-        notify.announce(connection, tables.messages, min(given[name]["Time"] for name in written), [deliver_conn_id])
     return result
 
 

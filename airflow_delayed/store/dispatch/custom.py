@@ -31,10 +31,9 @@ from airflow_delayed.store.dispatch.attempt import (
     error_copy,
 )
 from airflow_delayed.store.dispatch.limits import Breaker, RateBreaker
-from airflow_delayed.store.dispatch.loop import PASS_EVERY, DispatchLoop
+from airflow_delayed.store.dispatch.loop import PASS_EVERY, DispatchLoop, Sleep
 from airflow_delayed.store.dispatch.report import BreakerTripped, DispatchCounter, DispatchFailed, DispatchReport
 from airflow_delayed.store.dispatch.settle import BatchOutcome, Row, shortened
-from airflow_delayed.store.notify import Poller, Waiter
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.protocol import (
     LEASE,
@@ -93,6 +92,7 @@ class CustomDispatcher:
         self._clock = clock
         self._monotonic = monotonic
         self._sleep = sleep
+        self.sleep = Sleep(PASS_EVERY, sleep)
         self._window = min(policy.farthest, transport.horizon)
 
         def breaker(what: str, limit: timedelta) -> Breaker:
@@ -151,10 +151,6 @@ class CustomDispatcher:
         wait = due - self._window - self._clock()
         # a message is due and was not sent: another dispatcher has its lease, or it failed
         return wait if wait > timedelta(0) else timedelta(seconds=self._backoff.next())
-
-    def waiter(self, *, listen: bool) -> Waiter:
-        """Return what sleeps between two passes; nothing notifies of a message in a store of one's own."""
-        return Poller(PASS_EVERY, self._sleep)
 
     @property
     def unavailable(self) -> bool:

@@ -29,7 +29,7 @@ from airflow_delayed.identity import MAX_NAME
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.dispatch import claim, settle
 from airflow_delayed.store.dispatch.limits import Activity, RateLimit
-from airflow_delayed.store.dispatch.loop import LEASED_SLEEP, DispatchLoop
+from airflow_delayed.store.dispatch.loop import LEASED_SLEEP, POLL, DispatchLoop, Sleep
 from airflow_delayed.store.dispatch.prune import Pruner
 from airflow_delayed.store.dispatch.report import (
     HEARTBEAT,
@@ -46,7 +46,6 @@ from airflow_delayed.store.dispatch.report import (
 from airflow_delayed.store.dispatch.repository import DispatchRepository
 from airflow_delayed.store.dispatch.worker import PATIENT_SILENCE, SILENCE, ConnectionWorker, QueueTableWorker
 from airflow_delayed.store.engine import CarriedClock
-from airflow_delayed.store.notify import POLL, Poller, Waiter
 from airflow_delayed.store.overview import count_overdue
 from airflow_delayed.store.policy import DispatchPolicy, check_connections
 from airflow_delayed.store.records import count_rows, delivered_by
@@ -141,8 +140,7 @@ class Dispatcher:
         self._monotonic = monotonic
         self._runs_in = {"host": socket.gethostname()[:MAX_NAME], "dag_id": dag_id}
         self._stop = Event()
-        self._own_sleep = sleep
-        self._waiter: Waiter | None = None
+        self.sleep = Sleep(POLL, sleep)
         self._clock = CarriedClock(monotonic)
         self._meters = [meter] if meter else []
         self._repository = DispatchRepository(
@@ -374,14 +372,12 @@ class Dispatcher:
     def stop(self) -> None:
         """Claim nothing more, end what is being sent, release the rest, and end the run; from any thread."""
         self._stop.set()
-        if self._waiter is not None:
-            self._waiter.wake()
+        self.sleep.wake()
 
     def end(self) -> None:
         """End the run as if its time were over: send what is claimed, and hand over what falls due next; any thread."""
         self._ending = self._repository.paused = True
-        if self._waiter is not None:
-            self._waiter.wake()
+        self.sleep.wake()
 
     @property
     def ending(self) -> bool:
@@ -444,17 +440,6 @@ class Dispatcher:
             f"{left:,}",
             HAND_OVER,
         )
-
-    def waiter(self, *, listen: bool) -> Waiter:
-        """Return what sleeps between two passes.
-
-        :param listen: it may be notified of an earlier message; False: it polls.
-        """
-        if self._own_sleep is not None or not listen:
-            self._waiter = Poller(POLL, self._own_sleep)
-        else:
-            self._waiter = self._repository.waiter()
-        return self._waiter
 
     def windows(self, *, at_end: bool = False) -> dict[str, timedelta]:
         """Return by connection how long before its due time a message is dispatched: lookahead or horizon.

@@ -6,15 +6,43 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from math import inf
+from threading import Event
 from typing import Literal, Protocol
 
 from airflow_delayed.store.dispatch.report import DispatchReport
-from airflow_delayed.store.notify import Waiter
 
 #: The sleep when other dispatchers have leases of all due messages.
 LEASED_SLEEP = timedelta(seconds=0.5)
 #: The longest time between two passes, in seconds.
 PASS_EVERY = 60.0
+#: Seconds after which a store is asked again for its next message, by one search in an index. A message that is stored
+#: less than this before it is due may be so late.
+POLL = 1.0
+
+
+class Sleep:
+    """Sleeps between two passes. Only :meth:`wake` may be called from another thread.
+
+    :param longest: the longest sleep until the store is asked again, in seconds.
+    :param sleep: sleeps in place of the machine's clock; takes seconds.
+    """
+
+    def __init__(self, longest: float = POLL, sleep: Callable[[float], object] | None = None) -> None:
+        self.longest = longest
+        self._sleep = sleep
+        self._woken = Event()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until the time is over, or :meth:`wake` is called, and return whether it was."""
+        if self._sleep is not None:
+            self._sleep(seconds)
+        woken = self._woken.wait(seconds if self._sleep is None else 0)
+        self._woken.clear()
+        return woken
+
+    def wake(self) -> None:
+        """End the sleep, or the next one if nobody sleeps now."""
+        self._woken.set()
 
 
 class Passes(Protocol):
@@ -43,8 +71,9 @@ class Passes(Protocol):
         """Return the time until a message may be due; None: there is no message."""
         ...
 
-    def waiter(self, *, listen: bool) -> Waiter:
-        """Return what sleeps until then."""
+    @property
+    def sleep(self) -> Sleep:
+        """What sleeps until then."""
         ...
 
     def hand_over(self) -> None:
@@ -78,8 +107,7 @@ class DispatchLoop:
         self._until = until
         self._monotonic = monotonic
         self._end = monotonic() + until if isinstance(until, float | int) else inf
-        # before the first pass, so that no message is missed
-        self._waiter = dispatcher.waiter(listen=until is not None)
+        self._sleep = dispatcher.sleep
 
     def run(self) -> DispatchReport | None:
         """Dispatch and sleep until the end, close the dispatcher, and return the counts; None: it was stopped.
@@ -92,14 +120,13 @@ class DispatchLoop:
         try:
             while not dispatcher.stopped:
                 dispatcher.once(None if self._until is None else min(PASS_EVERY, self._left))
-                if dispatcher.unavailable or not self._sleep():
+                if dispatcher.unavailable or not self._until_due():
                     break
             if self._for_a_time and not dispatcher.stopped:
                 dispatcher.hand_over()
             return None if dispatcher.stopped else dispatcher.finish()
         finally:
             dispatcher.close()
-            self._waiter.close()
 
     @property
     def _for_a_time(self) -> bool:
@@ -109,7 +136,7 @@ class DispatchLoop:
     def _left(self) -> float:
         return self._end - self._monotonic()
 
-    def _sleep(self) -> bool:
+    def _until_due(self) -> bool:
         """Sleep until a message may be due; False: the loop is over."""
         if self._until is None:
             return False
@@ -125,13 +152,13 @@ class DispatchLoop:
             # rows leased by others are not claimed again at once, unless an earlier message may have been stored
             if due is not None and (due <= timedelta(0) or (woken and due <= LEASED_SLEEP)):
                 return True
-            most = min(self._waiter.longest, again - self._monotonic(), self._left)
+            most = min(self._sleep.longest, again - self._monotonic(), self._left)
             if due is not None and due.total_seconds() <= most:
-                if not self._waiter.wait(due.total_seconds()):
+                if not self._sleep.wait(due.total_seconds()):
                     return True
                 woken = True
             else:
-                woken = self._waiter.wait(max(0.0, most)) or self._waiter.longest < PASS_EVERY
+                woken = self._sleep.wait(max(0.0, most)) or self._sleep.longest < PASS_EVERY
                 if self._monotonic() >= again:
                     return True
         return False

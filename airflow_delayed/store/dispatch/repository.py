@@ -26,7 +26,6 @@ from airflow_delayed.store.dispatch.settle import BatchOutcome, Row
 from airflow_delayed.store.dispatch.turns import ClaimRound, ClaimTurns, next_claim
 from airflow_delayed.store.engine import CarriedClock, database_errors
 from airflow_delayed.store.network import Watchdog
-from airflow_delayed.store.notify import Waiter, waiter_for
 from airflow_delayed.store.outcomes import Outcomes
 from airflow_delayed.store.pauses import Pause, PauseReader, drop, holds_of
 from airflow_delayed.store.policy import DispatchPolicy
@@ -148,10 +147,6 @@ class DispatchRepository:
         if self._leases_lost is not None and self.monotonic() < self._lost_until:
             return [self._leases_lost]
         return []
-
-    def waiter(self) -> Waiter:
-        """Return what wakes the dispatcher when an earlier message is stored; on PostgreSQL a notification."""
-        return waiter_for(self._engine, self.tables.messages, self._watchdog.watch)
 
     @contextmanager
     def _answered(self, what: str, tables: Tables | None = None) -> Iterator[None]:
