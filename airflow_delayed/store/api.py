@@ -33,7 +33,6 @@ from airflow_delayed.store import (
     audit,
     counts,
     enqueue,
-    jobs,
     overview,
     pauses,
     queries,
@@ -73,7 +72,6 @@ from airflow_delayed.store.engine import (
 )
 from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState, filter_of, take_left
 from airflow_delayed.store.health import NAMES_HOSTS, StoreCondition, condition
-from airflow_delayed.store.jobs import JOB_ACTIONS, Job, JobEntry, JobSeen, TooManyJobs
 from airflow_delayed.store.lateness import LATE_AFTER
 from airflow_delayed.store.network import first_address
 from airflow_delayed.store.outcomes import Outcome, Outcomes
@@ -118,8 +116,6 @@ __all__ = [
     "DeliveredMessage",
     "DispatcherSeen",
     "FailureGroup",
-    "Job",
-    "JobSeen",
     "OnUnpause",
     "Outcome",
     "Outcomes",
@@ -131,7 +127,6 @@ __all__ = [
     "Store",
     "StoreCondition",
     "StoreCounts",
-    "TooManyJobs",
     "UnpauseReport",
     "close_engine",
     "dialect_named",
@@ -681,6 +676,7 @@ class Store(DelayStore):
         delay: timedelta | float | str | None = None,
         limit: int | None = None,
         after: str | None = None,
+        audit_seq: int | None = None,
         dry_run: bool = False,
         actor: str | None = None,
         because: str | None = None,
@@ -706,7 +702,15 @@ class Store(DelayStore):
                 due_at = due_after(self.now(), delay_of(delay or 0))
         change = Reschedule(utc("due_at", due_at))
         return self._change(
-            change, ids, limit=limit, after=after, dry_run=dry_run, actor=actor, because=because, **filters
+            change,
+            ids,
+            limit=limit,
+            after=after,
+            audit_seq=audit_seq,
+            dry_run=dry_run,
+            actor=actor,
+            because=because,
+            **filters,
         )
 
     def retry(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:
@@ -794,59 +798,6 @@ class Store(DelayStore):
             yield from audit.records(
                 self.engine, self.tables, message_id=message_id, since=moment, limit=limit, after=after
             )
-
-    # jobs
-
-    def begin_job(
-        self,
-        action: str,
-        options: Mapping[str, Any],
-        *,
-        actor: str,
-        limit: int | None = None,
-        because: str | None = None,
-        at_once: int | None = None,
-        **filters: Unpack[FilterArgs],
-    ) -> Job:
-        """Count the messages of a change by filter, record it as a job, and return the job, which works when iterated.
-
-        :param action: of ``JOB_ACTIONS``.
-        :param options: of the change, such as ``due_at`` of a reschedule.
-        :param limit: consider at most so many messages.
-        :param at_once: begin only if fewer jobs than so many are at work.
-        :raises TooManyJobs: so many are at work.
-        :raises ValueError: the filter has no criterion, or a state that the change cannot select.
-        """
-        if action == Cancel.action:
-            options = {"grace": self.cancel_grace(), **options}
-        change = JOB_ACTIONS[action](**options)
-        wanted = change.check(None, filters, own_conn_id=self.conn_id)
-        changes = self._changes
-        with self._ready():
-            would = changes.by_filter(change, wanted, who=actor, dry_run=True, limit=1)
-            total = would.total + would.more
-            if limit is not None:
-                total = limit if total > MAX_COUNTED else min(limit, total)
-            entry = JobEntry(actor, change, wanted, because=because, total=total)
-            begin = partial(jobs.begin, tables=self.tables, entry=entry, conn_id=self.conn_id, at_once=at_once)
-            seq = retried(self.engine, begin)
-        entry.written(seq)
-        steps = changes.steps(change, wanted, entry, limit=limit)
-        return Job(self.engine, self.tables, self._ready, entry, seq, steps, would.out_of_reach)
-
-    def jobs(self, seq: int | None = None, *, seen_within: timedelta | None = None) -> Sequence[JobSeen]:
-        """Return the latest jobs, up to 50, the newest first.
-
-        :param seq: only this one.
-        :param seen_within: only jobs that gave a sign of life within this time.
-        """
-        with self._ready():
-            return jobs.latest(self.engine, self.tables, seq, within=seen_within)
-
-    def stop_job(self, seq: int, *, actor: str) -> None:
-        """Let a job end behind the messages that it works on, 2500 at most; what it has changed stays changed."""
-        with self._ready():
-            retried(self.engine, partial(jobs.stop, tables=self.tables, seq=seq, actor=actor))
 
     # pauses
 
@@ -1012,20 +963,28 @@ class Store(DelayStore):
         *,
         limit: int | None = None,
         after: str | None = None,
+        audit_seq: int | None = None,
         dry_run: bool = False,
         actor: str | None = None,
         because: str | None = None,
         **filters: Unpack[FilterArgs],
     ) -> Outcomes:
         chosen = _ids(ids)
-        wanted = change.check(chosen, filters, own_conn_id=self.conn_id, limit=limit, after=after)
+        wanted = change.check(chosen, filters, own_conn_id=self.conn_id, limit=limit, after=after, audit_seq=audit_seq)
         who = actor or self.actor()
         changes = self._changes
         with self._ready():
             if chosen is not None:
                 return changes.by_ids(change, chosen, who=who, because=because, dry_run=dry_run)
             return changes.by_filter(
-                change, wanted, who=who, because=because, dry_run=dry_run, limit=limit, after=after
+                change,
+                wanted,
+                who=who,
+                because=because,
+                dry_run=dry_run,
+                limit=limit,
+                after=after,
+                audit_seq=audit_seq,
             )
 
     @property

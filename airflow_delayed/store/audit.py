@@ -1,4 +1,4 @@
-"""The audit: one row of the table ``_audit`` for each call that changes messages; ids and tags, never content."""
+"""The audit: one row of the table ``_audit`` for each change of messages; ids and tags, never content."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import getpass
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,13 +14,14 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, func, insert, select, update
 
+from airflow_delayed.errors import WrongToken
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.outcomes import Outcome
 from airflow_delayed.store.schema import Tables
 
 #: A change by ids names the first so many.
 AUDITED_IDS = 5
-MAX_WHO = 250
+_MAX_WHO = 250
 MAX_BECAUSE = 1000
 #: Rows a page.
 AUDIT_PAGE = 1000
@@ -50,13 +52,31 @@ class AuditEntry:
         because: str | None = None,
         hide_tag: bool = False,
     ) -> None:
-        self._who = who[:MAX_WHO]
+        self._who = who[:_MAX_WHO]
         self._action = action
         self._hidden = selection.get("tag") if hide_tag else None
         hash_ = {} if self._hidden is None else {"tag": hash_of(self._hidden)}
         reason = {_BECAUSE: because[:MAX_BECAUSE]} if because else {}
         self._selection = json.dumps({**selection, **hash_, **reason}, ensure_ascii=False)
-        self._seq: int | None = None
+        #: The row's number, once it is committed.
+        self.seq: int | None = None
+        #: What earlier calls of the same change have counted.
+        self._before = Counter[str]()
+
+    def go_on(self, connection: Connection, tables: Tables, seq: int) -> None:
+        """Add the counts to the row of an earlier call of the same change, in place of a row of their own.
+
+        :raises WrongToken: there is no such row, or its user, action or selection is another.
+        """
+        audit = tables.audit
+        same = audit.c.Seq == seq, audit.c.Who == self._who, audit.c.Action == self._action
+        row = connection.execute(select(audit.c.Selection, audit.c.Counts).where(*same)).one_or_none()
+        if row is None or row.Selection != self._selection:
+            raise WrongToken(
+                f"audit_seq={seq}: the audit has no such row of the same user, action and filter; give that of the"
+                " first call"
+            )
+        self.seq, self._before = seq, Counter(_counts(row.Counts))
 
     def write(self, connection: Connection, tables: Tables, counts: Mapping[Outcome, int], at: datetime) -> int:
         """Write the counts so far, within the caller's transaction, and return the row's number.
@@ -64,10 +84,11 @@ class AuditEntry:
         Pass it to :meth:`written` when that transaction has been committed.
         """
         audit = tables.audit
-        text = json.dumps({outcome.value: counts[outcome] for outcome in sorted(counts)})
-        if self._seq is not None:
-            connection.execute(update(audit).where(audit.c.Seq == self._seq).values(Counts=text))
-            return self._seq
+        sums = self._before + Counter({outcome.value: count for outcome, count in counts.items()})
+        text = json.dumps(dict(sorted(sums.items())))
+        if self.seq is not None:
+            connection.execute(update(audit).where(audit.c.Seq == self.seq).values(Counts=text))
+            return self.seq
         if self._hidden is not None:
             _hide(connection, tables, self._hidden)
         row = {"At": at, "Who": self._who, "Action": self._action, "Selection": self._selection, "Counts": text}
@@ -77,7 +98,7 @@ class AuditEntry:
 
     def written(self, seq: int) -> None:
         """Note that the row is committed."""
-        self._seq = seq
+        self.seq = seq
 
 
 def hash_of(tag: str) -> str:
@@ -152,7 +173,7 @@ def records(
     if limit is not None and limit < 0:
         raise ValueError(f"limit={limit} is negative")
     table, place, left = tables.audit, None if after is None else _place(after), limit
-    columns = columns_of(engine, tables)
+    columns = _read_columns(engine, tables)
     conditions = [] if since is None else [table.c.At >= since]
     if message_id is not None:
         # the id as JSON writes it; the check below leaves out texts that only contain it
@@ -163,7 +184,7 @@ def records(
         if place is not None:
             statement = statement.where(table.c.Seq < place)
         with engine.connect().execution_options(read_only=True) as connection:
-            page = [record_of(dict(row._mapping)) for row in connection.execute(statement)]
+            page = [_record_of(dict(row._mapping)) for row in connection.execute(statement)]
         found = [one for one in page if message_id is None or message_id in one.selection.get("first", ())]
         yield from found
         if len(page) < size:
@@ -172,14 +193,14 @@ def records(
         left = None if left is None else left - len(found)
 
 
-def columns_of(engine: Engine, tables: Tables) -> list[ColumnElement[Any]]:
-    """Return the columns that :func:`record_of` needs."""
+def _read_columns(engine: Engine, tables: Tables) -> list[ColumnElement[Any]]:
+    """Return the columns that :func:`_record_of` needs."""
     audit = tables.audit
     long = [dialect_of(engine).beginning(column, _MOST_CHARACTERS) for column in (audit.c.Selection, audit.c.Counts)]
     return [audit.c.Seq, audit.c.At, audit.c.Who, audit.c.Action, long[0].label("Selection"), long[1].label("Counts")]
 
 
-def record_of(row: Mapping[str, Any]) -> AuditRecord:
+def _record_of(row: Mapping[str, Any]) -> AuditRecord:
     """Return the record of a row."""
     selection = dict(_object(row["Selection"]))
     because = selection.pop(_BECAUSE, None)
@@ -189,9 +210,13 @@ def record_of(row: Mapping[str, Any]) -> AuditRecord:
         who=row["Who"],
         action=row["Action"],
         selection=selection,
-        counts={name: many for name, many in _object(row["Counts"]).items() if isinstance(many, int)},
+        counts=_counts(row["Counts"]),
         because=because if isinstance(because, str) else None,
     )
+
+
+def _counts(text: str) -> dict[str, int]:
+    return {name: many for name, many in _object(text).items() if isinstance(many, int)}
 
 
 def _object(text: str) -> Mapping[str, Any]:

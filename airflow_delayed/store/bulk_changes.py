@@ -79,6 +79,8 @@ class ChangeArgs(FilterArgs, total=False):
     limit: int | None
     #: Continue a change by filter there.
     after: str | None
+    #: Add to this row of the audit, the ``audit_seq`` of the change's first outcomes, in place of a row of its own.
+    audit_seq: int | None
     #: Change nothing, and return what would happen.
     dry_run: bool
     #: The user for the audit; by default the task, or the user of the operating system.
@@ -132,13 +134,15 @@ class BulkChanges:
         dry_run: bool = False,
         limit: int | None = None,
         after: str | None = None,
+        audit_seq: int | None = None,
     ) -> Outcomes:
         """Change the messages that match a filter. A message that is stored meanwhile may be missed.
 
         :param limit: consider at most so many; ``next`` of the outcomes is where to continue, and ``more`` the number
             of messages behind it.
         :param after: continue there.
-        :raises WrongToken: ``after`` is no token of such a change.
+        :param audit_seq: the row of the audit to which an earlier call of this change has written.
+        :raises WrongToken: ``after`` is no token of such a change, or ``audit_seq`` no row of it.
         :raises ValueError: ``limit`` is not positive.
         """
         if limit is not None and limit < 1:
@@ -146,6 +150,8 @@ class BulkChanges:
         found = Outcomes(NAMED_IDS)
         selection = change.selection(wanted)
         entry = AuditEntry(who, change.action, selection, because=because, hide_tag=change.hides_tag)
+        if audit_seq is not None:
+            self._reading(lambda connection: entry.go_on(connection, self._tables, audit_seq))
         pages = self._pages(change, wanted, limit=limit, after=after)
         if change.hides_tag:
             # before, for afterwards no tombstone has the tag
@@ -154,7 +160,7 @@ class BulkChanges:
         if not change.hides_tag:
             # later, so that it has what was dispatched meanwhile
             found.out_of_reach = self.out_of_reach(change, wanted, own=found.changed)
-        found.next = pages.next
+        found.next, found.audit_seq = pages.next, entry.seq
         if found.next is not None:
             found.more = pages.remaining(MAX_COUNTED if dry_run else 1)
         return found
@@ -169,17 +175,6 @@ class BulkChanges:
             return OutOfReach()
         with dialect_of(self._engine).read_only(self._engine) as connection:
             return not_due(connection, self._tables, wanted, self._database_time(connection), MAX_TOMBSTONES + own)
-
-    def steps(
-        self, change: MessageChange, wanted: MessageFilter, entry: AuditEntry, *, limit: int | None
-    ) -> Iterator[None]:
-        """Change the messages that match a filter, up to 2500 at each step.
-
-        :param entry: a row of the audit that is written already.
-        :param limit: consider at most so many.
-        """
-        pages = self._pages(change, wanted, limit=limit)
-        return self._run(change, pages, wanted, entry, Outcomes(0), dry_run=False)
 
     def purge(
         self,

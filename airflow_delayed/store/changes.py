@@ -156,6 +156,7 @@ class MessageChange(ABC):
         own_conn_id: str,
         limit: int | None = None,
         after: str | None = None,
+        audit_seq: int | None = None,
     ) -> MessageFilter:
         """Return the filter of a change, which has no criterion if the change is by ids.
 
@@ -178,8 +179,8 @@ class MessageChange(ABC):
             raise ValueError(f"{cls.action}: give ids or a filter, and not both")
         if ids is None and not wanted.criteria:
             raise ValueError(f"{cls.action}: give ids, tag= or another filter; a filter needs a criterion")
-        if ids is not None and not (limit is None and after is None):
-            raise ValueError(f"{cls.action}: limit= and after= are for a filter")
+        if ids is not None and (limit, after, audit_seq) != (None, None, None):
+            raise ValueError(f"{cls.action}: limit=, after= and audit_seq= are for a filter")
         return wanted
 
     def selection(self, wanted: MessageFilter) -> dict[str, Any]:

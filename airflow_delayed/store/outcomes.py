@@ -131,6 +131,8 @@ class Outcomes(dict[str, Outcome]):
         #: After a change by filter with a limit: the number of messages behind it, up to a million; 1 for any number of
         #: them, unless it was a dry run.
         self.more = 0
+        #: The row of the audit; None: nothing is recorded.
+        self.audit_seq: int | None = None
         #: After a cancel, a reschedule or an erase: what it came too late for, although it is not due yet.
         self.out_of_reach = OutOfReach()
         self._named = named

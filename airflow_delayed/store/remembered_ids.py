@@ -32,8 +32,7 @@ DEAD_LETTERED = "dead-lettered"
 #: The values of a message that a dispatcher or a sender has sent.
 SENT = (DISPATCHED, DEAD_LETTERED)
 
-#: The value of the column Outcome for a mark (of :mod:`airflow_delayed.store.jobs` and
-#: :mod:`airflow_delayed.store.pauses`), which is no message's row.
+#: The value of the column Outcome for a mark (of :mod:`airflow_delayed.store.pauses`), which is no message's row.
 MARK = "mark"
 #: The ids of marks begin with it, and come before all ids of messages, which have no blank.
 MARK_BEGINS = " "

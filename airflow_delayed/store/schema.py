@@ -42,7 +42,6 @@ The names of the other tables begin with the name of the table of messages:
 - ``_pauses``: what no dispatcher takes for a time, a filter as JSON (Selection). Seq is that of its row in ``_audit``.
   EndsAt is null until somebody ends it; what fell due meanwhile is then spread over so many seconds (Spread), sent at
   once or dropped (OnUnpause), and can be restored for so many seconds (Grace).
-- ``_jobs``: the latest changes that work in the background. Seq is that of their row in ``_audit``, which has the rest.
 - ``_version``: one row with the version of these tables, since when (At), and the oldest version whose release can use
   them (UsableFrom).
 """
@@ -157,7 +156,6 @@ class Tables:
     version: Table
     runs: Table
     cancelled: Table
-    jobs: Table
     pauses: Table
 
     def of(self, where: Where) -> Table:
@@ -166,7 +164,7 @@ class Tables:
 
     def __iter__(self) -> Iterator[Table]:
         yield from (self.messages, self.past, self.failed, self.audit, self.dispatchers, self.runs)
-        yield from (self.cancelled, self.jobs, self.pauses, self.version)
+        yield from (self.cancelled, self.pauses, self.version)
 
 
 def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
@@ -270,16 +268,6 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
             index("_cancelled", "Time"),
             partial("_cancelled", "Run", "Time"),
             index("_cancelled", "Until"),
-        ),
-        jobs=table(
-            "_jobs",
-            _column("Seq", NUMBER, primary_key=True, autoincrement=False),
-            _column("Total", NUMBER, nullable=False),
-            _column("State", text_column(20), nullable=False),
-            _column("SeenAt", UtcTime(), nullable=False),
-            _column("EndedAt", UtcTime()),
-            _column("StoppedBy", text_column(250)),
-            _column("Problem", text_column(MAX_ERROR)),
         ),
         pauses=table(
             "_pauses",

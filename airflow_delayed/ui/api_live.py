@@ -39,7 +39,7 @@ from starlette.responses import PlainTextResponse, Response
 from airflow_delayed import config
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.api import FailureGroup, SearchMatch
-from airflow_delayed.ui import api_brokers, api_jobs, api_stores, security, verdict
+from airflow_delayed.ui import api_brokers, api_stores, security, verdict
 from airflow_delayed.ui.errors import ErrorInfo
 from airflow_delayed.ui.hook_pool import HookPool, HookPoolDep, TooSlow
 from airflow_delayed.ui.models import (
@@ -99,7 +99,6 @@ class Live(ApiModel):
     page: MessagePage | None
     matching: Matching | None = Field(description="Null: there is no list, it is by ids, or of messages that have left")
     error: ErrorInfo | None = Field(description="Why there is no list")
-    jobs: list[api_jobs.JobResponse] = Field(description="Of the list's store: what gave a sign of life in 10 minutes")
 
 
 @router.get("/live")
@@ -118,7 +117,7 @@ async def live(query: Annotated[LiveQuery, Query()], pool: HookPoolDep, user: se
     listing = asyncio.ensure_future(_listing(query, listed, pool, user)) if listed is not None else None
     answers = await figures
     health = await verdict.verdict(seen, [answer for answer, _ in answers], pool, user)
-    page, matching, running, problem = (None, None, [], None) if listing is None else await listing
+    page, matching, problem = (None, None, None) if listing is None else await listing
     if _is_of_figures(query):
         shown = (summary for one, (_, summary) in zip(seen, answers, strict=True) if one == listed)
         matching = next((_of_figures(query, one) for one in shown if isinstance(one, StoreSummary)), None)
@@ -137,7 +136,6 @@ async def live(query: Annotated[LiveQuery, Query()], pool: HookPoolDep, user: se
         page=page,
         matching=matching,
         error=None if listed is None or problem is None else _info(listed, problem, seen[listed]),
-        jobs=running,
     )
 
 
@@ -187,27 +185,27 @@ async def _figures(
 
 async def _listing(
     query: LiveQuery, connection: PageConnection, pool: HookPool, user: security.User
-) -> tuple[MessagePage | None, Matching | None, list[api_jobs.JobResponse], Exception | None]:
+) -> tuple[MessagePage | None, Matching | None, Exception | None]:
     in_store = {*get_args(LeftName)}.isdisjoint(query.state or ())
     counted = query.id is None and in_store and not _is_of_figures(query)
 
-    def others(hook: DelayedStoreHook) -> tuple[int | None, list[api_jobs.JobResponse]]:
-        many = hook.matching(MAX_MATCHING + 1, **query.criteria()) if counted else None
-        return many, api_jobs.shown(hook, connection.connection_id, user)
+    def count(hook: DelayedStoreHook) -> int:
+        return hook.matching(MAX_MATCHING + 1, **query.criteria())
 
-    async def all_() -> tuple[MessagePage, Matching | None, list[api_jobs.JobResponse]]:
+    async def all_() -> tuple[MessagePage, Matching | None]:
         page = await api_stores.messages(connection.connection_id, query, pool, user)
-        many, running = await pool.call_store(connection.connection_id, others)
-        matching = None if many is None else Matching(count=min(many, MAX_MATCHING), at_least=many > MAX_MATCHING)
-        return page, matching, running
+        if not counted:
+            return page, None
+        many = await pool.call_store(connection.connection_id, count)
+        return page, Matching(count=min(many, MAX_MATCHING), at_least=many > MAX_MATCHING)
 
     try:
-        page, matching, running = await asyncio.wait_for(all_(), PATIENCE)
+        page, matching = await asyncio.wait_for(all_(), PATIENCE)
     except asyncio.TimeoutError:
-        return None, None, [], TooSlow(f"connection {connection.connection_id!r} did not return the list in time")
+        return None, None, TooSlow(f"connection {connection.connection_id!r} did not return the list in time")
     except Exception as error:
-        return None, None, [], error
-    return page, matching, running, None
+        return None, None, error
+    return page, matching, None
 
 
 class FailureGroups(ApiModel):

@@ -3,9 +3,9 @@
 Figures, lists and the names of headers need less than bodies, and changes need more: see ``security``.
 
 A change is a POST with ``Content-Type: application/json`` from the page itself, or from a program. By a filter, one
-call works on some thousand messages and answers with ``next`` if there are more; a job, see ``api_jobs``, works on all
-of them. Each call that is no dry run leaves a row in the store's audit and an entry in Airflow's event log, both with
-the user's name.
+call works on 10,000 messages, and answers with ``next`` if there are more: the page drives all of them, call by call.
+A change that is no dry run leaves a row in the store's audit, to which each call adds, and each call an entry in
+Airflow's event log, both with the user's name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from airflow_delayed.ui.models import (
     ChangeResponse,
     EraseBody,
     FilterBody,
-    JobBody,
     ListQuery,
     MessageBody,
     MessageDetail,
@@ -68,7 +67,7 @@ change_router = APIRouter(
 #: Entries of a message's history that come from the audit.
 MAX_AUDIT_ENTRIES = 50
 #: Messages that one change by filter looks at.
-MAX_CHANGED = 5000
+MAX_CHANGED = 10_000
 #: Ids of each outcome that the answer to a change by filter names.
 MAX_NAMED = 100
 
@@ -121,7 +120,7 @@ async def messages(
 ) -> MessagePage:
     """Return one page of messages, failed ones too; why they failed only with the right to read the connection."""
     reasons = await run_in_threadpool(security.may, "read", connection_id, user)
-    check_reason(query, reasons=reasons)
+    _check_reason(query, reasons=reasons)
 
     def read(hook: DelayedStoreHook) -> MessagePage:
         chosen: dict[str, Any] = {} if query.id is None else {"ids": query.id}
@@ -146,7 +145,7 @@ def _lookaheads(hook: DelayedStoreHook, pool: HookPool) -> _Lookaheads:
     return pool.cached(f"lookahead {hook.conn_id}", lambda: (hook.lookaheads(), hook.lookaheads(at_end=False)))
 
 
-def check_reason(query: FilterBody, *, reasons: bool) -> None:
+def _check_reason(query: FilterBody, *, reasons: bool) -> None:
     """Refuse a filter by the reason of a failure.
 
     :param reasons: the user may read the connection, and so the reasons.
@@ -204,7 +203,7 @@ async def states(
     connection_id: str, query: Annotated[FilterBody, Query()], pool: HookPoolDep, user: security.User
 ) -> StateCounts:
     """Count the messages that match, whatever their state, by state."""
-    check_reason(query, reasons=await run_in_threadpool(security.may, "read", connection_id, user))
+    _check_reason(query, reasons=await run_in_threadpool(security.may, "read", connection_id, user))
     criteria = {name: value for name, value in query.criteria().items() if name != "state"}
     counts, at_least = await pool.call_store(connection_id, lambda hook: hook.by_state(**criteria))
     return StateCounts(counts=dict(counts), at_least=at_least)
@@ -298,7 +297,7 @@ async def reschedule(
     def work(hook: DelayedStoreHook) -> Work:
         nonlocal due_at
         if due_at is None:
-            due_at = due_after(hook.now(), span_of(change.delay_seconds or 0))
+            due_at = due_after(hook.now(), _span_of(change.delay_seconds or 0))
         return partial(hook.reschedule, due_at=due_at)
 
     answer = await _change(pool, user, connection_id, "reschedule", change, work)
@@ -317,7 +316,7 @@ async def erase(connection_id: str, change: EraseBody, pool: HookPoolDep, user: 
     return await _change(pool, user, connection_id, "erase", change, lambda hook: hook.erase)
 
 
-def span_of(seconds: float) -> timedelta:
+def _span_of(seconds: float) -> timedelta:
     """Return the delay of a reschedule.
 
     :raises HTTPException: 400: it is too long.
@@ -346,12 +345,14 @@ async def _change(
         arguments |= {
             **change.filter.criteria(),
             "limit": min(MAX_CHANGED, change.most or MAX_CHANGED),
+            "after": change.after,
+            "audit_seq": None if change.audit is None else int(change.audit),
         }
 
     def run(hook: DelayedStoreHook) -> Outcomes:
         if change.dry_run:
             return work(hook)(**arguments)
-        details = {"connection_id": connection_id, **logged_selection(action, change)}
+        details = {"connection_id": connection_id, **_logged_selection(action, change)}
         with security.logged(action, user, details) as outcome:
             outcomes = work(hook)(**arguments)
             outcome["outcomes"] = {name.value: count for name, count in outcomes.counts.items()}
@@ -374,7 +375,7 @@ async def _check_sender(
     if await run_in_threadpool(may_change, None):
         return
     if change.filter is not None:
-        check_reason(change.filter, reasons=await run_in_threadpool(security.may, "read", connection_id, user))
+        _check_reason(change.filter, reasons=await run_in_threadpool(security.may, "read", connection_id, user))
         if change.filter.dag_id is not None and await run_in_threadpool(may_change, change.filter.dag_id):
             return
         raise refused_without_dag()
@@ -402,14 +403,14 @@ def refused_without_dag() -> HTTPException:
     )
 
 
-def logged_selection(action: str, change: ChangeBody | JobBody) -> dict[str, Any]:
+def _logged_selection(action: str, change: ChangeBody) -> dict[str, Any]:
     """Return a selection as the event log has it, which more users see than the store's audit.
 
     In place of the tag of an erase there is its hash, as in the audit, and no reason of a failure, which is a broker's
     text.
     """
-    options = change.model_dump(mode="json", exclude_none=True, exclude={"ids", "filter", "dry_run", "most"})
-    if isinstance(change, ChangeBody) and change.ids is not None:
+    options = change.model_dump(mode="json", exclude_none=True, exclude={"ids", "filter", "dry_run", "most", "after"})
+    if change.ids is not None:
         return {**of_ids(change.ids), **options}
     assert change.filter is not None
     criteria = change.filter.model_dump(mode="json", exclude_none=True)
@@ -435,7 +436,8 @@ def _answer(change: ChangeBody, outcomes: Outcomes) -> ChangeResponse:
         changed=outcomes.changed,
         outcomes={outcome.value: count for outcome, count in outcomes.counts.items()},
         messages=messages,
-        more=outcomes.more > 0,
+        next=outcomes.next if outcomes.more else None,
+        audit=None if outcomes.audit_seq is None else str(outcomes.audit_seq),
         out_of_reach=[OutOfReachResponse(**row) for row in outcomes.out_of_reach.rows()],
         out_of_reach_at_least=outcomes.out_of_reach.at_least,
     )

@@ -13,8 +13,6 @@ path                                         right     answer
 ``GET /api/v1/stores/{id}/summary`` ...      views     see ``api_stores``
 ``GET /api/v1/stores/{id}/body``             reads     see ``api_stores``
 ``POST /api/v1/stores/{id}/cancel`` ...      edits     see ``api_stores``
-``POST /api/v1/stores/{id}/jobs``, stop      edits     see ``api_jobs``
-``GET /api/v1/stores/{id}/jobs``, one        views     see ``api_jobs``
 ``POST /api/v1/stores/{id}/pause``, unpause  edits     see ``api_pauses``
 ``GET /api/v1/stores/{id}/pauses``           views     see ``api_pauses``
 ``GET /api/v1/rabbitmq|sqs/.../summary``     views     see ``api_brokers``
@@ -51,7 +49,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_delayed import __version__
-from airflow_delayed.ui import api_brokers, api_jobs, api_live, api_pauses, api_stores, security, verdict
+from airflow_delayed.ui import api_brokers, api_live, api_pauses, api_stores, security, verdict
 from airflow_delayed.ui.errors import ErrorResponse, answer_errors
 from airflow_delayed.ui.hook_pool import HookPool
 from airflow_delayed.ui.security import GuardedRoute
@@ -99,7 +97,6 @@ def create(pool: HookPool | None = None) -> FastAPI:
         api_live.router,
         api_stores.router,
         api_stores.change_router,
-        api_jobs.router,
         api_pauses.router,
         api_brokers.router,
         api_brokers.verify_router,

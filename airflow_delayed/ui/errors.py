@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from airflow_delayed.errors import DelayedError, InputError, MissingExtra, TopologyError, TransportUnavailable
-from airflow_delayed.store.api import TooManyJobs
 from airflow_delayed.ui.hook_pool import Busy, TooSlow
 from airflow_delayed.ui.models import ApiModel
 
@@ -89,7 +88,6 @@ INTERNAL = ApiError(500, "internal", "Something went wrong; the api-server's log
 _KNOWN: tuple[tuple[type[Exception], int, ErrorCode, bool], ...] = (
     (TooSlow, 504, "too_slow", False),
     (Busy, 503, "busy", False),
-    (TooManyJobs, 503, "busy", False),
     (TransportUnavailable, 503, "unreachable", True),
     (TopologyError, 409, "not_ready", False),
     (MissingExtra, 409, "not_ready", False),

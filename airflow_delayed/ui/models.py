@@ -173,14 +173,22 @@ class ChangeBody(BaseModel):
     most: int | None = Field(
         default=None, ge=1, description="Of a filter: look at no more than so many, such as a dry run has counted"
     )
+    after: str | None = Field(
+        default=None, max_length=2000, description="Of a filter: go on there, with the last answer's next"
+    )
+    audit: str | None = Field(
+        default=None, pattern=r"^\d{1,18}$", description="With after: add to this row of the audit, the first answer's"
+    )
     because: Because | None = Field(default=None, description="The reason, for the audit")
 
     @model_validator(mode="after")
     def _one_of(self) -> ChangeBody:
         _check_not_null(self, ["ids"])
         one_of(ids=self.ids, filter=self.filter)
-        if self.filter is not None:
-            _check_criteria(self.filter)
+        if self.filter is None and (self.most, self.after, self.audit) != (None, None, None):
+            raise ValueError("most, after and audit are for a filter")
+        if self.filter is not None and not self.filter.model_dump(exclude_none=True):
+            raise ValueError("filter: give at least one criterion")
         return self
 
 
@@ -196,11 +204,6 @@ class RestoreBody(EraseBody):
     overdue_ok: bool = Field(
         default=False, description="Also messages whose due time has passed; they are dispatched at once"
     )
-
-
-def _check_criteria(criteria: FilterBody) -> None:
-    if not criteria.model_dump(exclude_none=True):
-        raise ValueError("filter: give at least one criterion")
 
 
 class RescheduleBody(ChangeBody):
@@ -219,33 +222,6 @@ class RescheduleBody(ChangeBody):
     @model_validator(mode="after")
     def _when(self) -> RescheduleBody:
         one_of(due_at=self.due_at, delay_seconds=self.delay_seconds)
-        return self
-
-
-class JobBody(BaseModel):
-    """A change by filter as a job; a reschedule has ``due_at`` or ``delay_seconds``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    action: Literal["cancel", "restore", "reschedule", "retry", "erase"]
-    filter: CancelledFilterBody
-    most: int | None = Field(
-        default=None, ge=1, description="Look at no more than so many, such as a dry run has counted"
-    )
-    due_at: AwareDatetime | None = None
-    delay_seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    overdue_ok: bool = Field(default=False, description="Of a restore: also messages whose due time has passed")
-    because: Because | None = Field(default=None, description="The reason, for the audit")
-
-    @model_validator(mode="after")
-    def _as_its_change(self) -> JobBody:
-        _check_criteria(self.filter)
-        if self.action == "reschedule":
-            one_of(due_at=self.due_at, delay_seconds=self.delay_seconds)
-        elif (self.due_at, self.delay_seconds) != (None, None):
-            raise ValueError("due_at and delay_seconds are for a reschedule")
-        if self.overdue_ok and self.action != "restore":
-            raise ValueError("overdue_ok is for a restore")
         return self
 
 
@@ -760,7 +736,8 @@ class ChangeResponse(ApiModel):
     changed: int = Field(description="Those of them that it changed")
     outcomes: dict[str, int] = Field(description="How many by outcome: cancelled, dispatched, in flight, ...")
     messages: list[MessageOutcome] = Field(description="By ids: each; by filter: the first 100 of each outcome")
-    more: bool = Field(description="By filter: more messages match than this call looked at")
+    next: str | None = Field(description="By filter: where more messages match than this call looked at; null: none do")
+    audit: str | None = Field(description="The row of the audit; null: nothing is recorded")
     due_at: datetime | None = Field(default=None, description="Of a reschedule: the new due time")
     out_of_reach: list[OutOfReachResponse] = Field(
         description="Messages of the selection that were dispatched and are not due yet, by connection"

@@ -50,11 +50,11 @@ def test_tables_are_named_as_openlineage_has_it(store: Store):
 def test_install_twice(store: Store):
     hook = store.hook(None)
     plan = hook.install(["reminders"], create_destinations=True, dry_run=True)
-    assert [finding.state for finding in plan] == [State.PLANNED] * 12
+    assert [finding.state for finding in plan] == [State.PLANNED] * 11
     assert hook.verify(["reminders"]).missing_destinations == ("reminders",)
     first = hook.install(["reminders"], create_destinations=True)
-    assert [finding.state for finding in first] == [State.CREATED] * 12
-    assert [finding.state for finding in hook.install(["reminders"])] == [State.OK] * 12
+    assert [finding.state for finding in first] == [State.CREATED] * 11
+    assert [finding.state for finding in hook.install(["reminders"])] == [State.OK] * 11
     assert hook.verify(["reminders"]).ok
 
 
@@ -110,7 +110,7 @@ def test_triggers_are_a_warning(store: Store, airflow_command):
     if database == "postgresql":
         body = "RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'"
         store.sql(hook, f"CREATE FUNCTION {{s}}listen() {body}")
-        store.sql(hook, 'CREATE RULE overhear AS ON INSERT TO {s}"delayed_messages_jobs" DO ALSO NOTHING')
+        store.sql(hook, 'CREATE RULE overhear AS ON INSERT TO {s}"delayed_messages_runs" DO ALSO NOTHING')
     how = {
         "postgresql": 'TRIGGER "{0}" AFTER INSERT ON {{s}}"{1}" FOR EACH ROW EXECUTE FUNCTION {{s}}listen()',
         "mysql": 'TRIGGER {{s}}"{0}" AFTER INSERT ON {{s}}"{1}" FOR EACH ROW SET @heard = 1',
@@ -118,10 +118,10 @@ def test_triggers_are_a_warning(store: Store, airflow_command):
     }[database]
     for table in ("delayed_messages", "reminders"):
         store.sql(hook, "CREATE " + how.format(f"on_{table}", table))
-    jobs = [("delayed_messages_jobs", "trigger")] if database == "postgresql" else []
+    runs = [("delayed_messages_runs", "trigger")] if database == "postgresql" else []
     assert sorted(warned(store, hook, "reminders")) == [
         ("delayed_messages", "trigger"),
-        *jobs,
+        *runs,
         ("reminders", "trigger"),
     ]
     assert "has trigger on_delayed_messages" in str([str(each) for each in hook.verify([])])

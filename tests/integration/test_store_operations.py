@@ -180,13 +180,10 @@ def test_nothing_is_meant_by_all_there_is(hook: DelayedStoreHook, change):
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("change, other", [("retry", "waiting"), ("restore", "failed")])
 def test_a_state_that_a_change_leaves_as_it_is(hook: DelayedStoreHook, change: str, other: str):
-    """The same at once and as a job, which would end well without a message."""
     before = left(hook), audit(hook)
     for state in (other, [other], ("failed", "cancelled")):
         with pytest.raises(WrongState, match=f"{change}: state=.*: only [a-z]+ messages are "):
             getattr(hook, change)(state=state)
-        with pytest.raises(WrongState, match=f"{change}: state=.*: only [a-z]+ messages are "):
-            hook.begin_job(change, {}, actor="op", state=state)
     assert (left(hook), audit(hook)) == before
 
 

@@ -180,10 +180,8 @@ def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
     assert editor.sql(editing, 'SELECT COUNT(*) FROM {s}"delayed_messages_cancelled"')[0][0] == 0
     assert editing.retry(["m2"]).changed == 1
     assert editing.purge(timedelta(0), reason="remembered").changed > 0
-    job = editing.begin_job("cancel", {}, actor="editor", destination="q")
-    editing.stop_job(job.seq, actor="editor")
-    list(job)
-    assert [one.stopped_by for one in viewing.jobs()] == ["editor"]
+    first = editing.cancel(destination="q", limit=1)
+    assert editing.cancel(destination="q", after=first.next, audit_seq=first.audit_seq).audit_seq == first.audit_seq
     assert len(list(viewing.audit())) == 10
 
     editing.send([message("dropped", PAST)])

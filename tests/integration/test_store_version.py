@@ -105,7 +105,7 @@ def test_no_statement_of_an_open_store_asks_for_the_version(store: Store):
     hook.erase(["first"])
     hook.send([message("due", PAST)])
     assert store.dispatcher(hook, Transport()).run().dispatched == 1
-    for read in (hook.jobs, hook.dispatchers, hook.lookaheads):
+    for read in (hook.dispatchers, hook.lookaheads):
         read()
     assert [one for one in statements if "_version" in one] == []
 

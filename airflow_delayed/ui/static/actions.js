@@ -2,7 +2,7 @@
 
 import { get, post } from "./api.js";
 import { h, open, show } from "./dom.js";
-import { shortfall, work as job } from "./jobs.js";
+import { lines } from "./remedy.js";
 import { LATEST, absolute, fromField, zone } from "./time.js";
 
 const SAYS = {
@@ -12,7 +12,12 @@ const SAYS = {
   restore: { title: "Take back a cancel", go: "Take it back", done: "restored", ask: "The messages wait again, and are delivered when they are due." },
   erase: { title: "Erase messages", go: "Erase them", done: "erased", ask: "Body, headers, tag and destination are removed for good. This cannot be undone.", grave: true },
 };
+/** The criteria that the commands have, too. */
+const OPTIONS = ["tag", "destination", "due_from", "due_until", "dag_id", "run_id", "due_at"];
 const AT_ONCE = "They are dispatched at once, for that time is not to come.";
+/** Messages that the server changes in one step, and from how many on a command is named. */
+const STEP = 10_000;
+const VERY_MANY = 100_000;
 const SHOWN = 100;
 const NAMED = 5;
 const DONE = new Set(Object.values(SAYS).map(({ done }) => done));
@@ -31,7 +36,7 @@ export async function act(name, store, path, selection, now) {
         const past = name === "reschedule" && (more.delay_seconds === 0 || Date.parse(would.due_at) <= Date.parse(now));
         show(content, question(past ? { ...says, ask: AT_ONCE } : says, would, close, () => {
           work = carry(content, `${path}/${name}`, { ...selection, ...more, due_at: would.due_at ?? undefined, delay_seconds: undefined }, would, close, { name, store, selection });
-        }, selection), overdue > 0 && h("p", { class: "notice warn" }, `${count(overdue, "message is", "messages are")} overdue by now, and would be dispatched at once. `,
+        }, selection, commandOf(name, store, { ...selection.filter, overdue_ok: more.overdue_ok, due_at: would.due_at })), overdue > 0 && h("p", { class: "notice warn" }, `${count(overdue, "message is", "messages are")} overdue by now, and would be dispatched at once. `,
           h("button", { type: "button", onclick: () => ask({ ...more, overdue_ok: true }) }, "Take the overdue back too…")));
         // not the one that does it: who holds a key down has not read the question
         content.querySelector("footer button").focus();
@@ -45,7 +50,7 @@ export async function act(name, store, path, selection, now) {
   if (work === null) return false;
   const done = await work;
   // closed meanwhile: the result is shown nevertheless
-  if (!done.seen && done.nodes) await open(title, (content, close) => show(content, done.nodes(close)));
+  if (!done.seen) await open(title, (content, close) => show(content, done.nodes(close)));
   if (done.undo()) await act("restore", store, path, done.undo(), now);
   return true;
 }
@@ -55,9 +60,7 @@ async function carry(content, path, asked, would, close, { name, store, selectio
   let nodes;
   let undo = null;
   try {
-    const sum = await (would.more ? many : few)(content, path, asked, would);
-    // it goes on without this dialog
-    if (!sum) return { seen: false, nodes: null, undo: () => null };
+    const sum = await steps(content, path, asked, would);
     const obstacles = name === "retry" && sum.changed ? await obstaclesOf(store) : [];
     const until = name === "cancel" && sum.changed ? await restorableUntil(path.replace(/cancel$/, "messages"), sum, selection) : null;
     nodes = (end) => result(name, sum, end, obstacles, until && h("p", {}, h("button", { type: "button", onclick: () => {
@@ -85,7 +88,7 @@ function cancelled(sum, { filter }) {
 /** Until when a cancel can be taken back; null: it cannot. */
 async function restorableUntil(messages, sum, { filter }) {
   const [id] = namesOf(sum);
-  // a job names no message; the last one that was cancelled is the first of the list
+  // the first that was cancelled, which is named, is the first that is kept no longer
   const found = await get(messages, { ...(id ? { id } : filter), state: "cancelled", limit: 1 }).catch(() => null);
   return found?.remembered[0]?.restorable_until ?? null;
 }
@@ -130,10 +133,26 @@ function outOfReach({ out_of_reach: found, out_of_reach_at_least: least }) {
     `${least ? "At least " : ""}${count(messages, "message was", "messages were")} dispatched to ${name}, ${messages === 1 ? "is due at" : "are due until"} ${absolute(until)} and cannot be taken back.`));
 }
 
-function question(says, would, close, go, selection) {
+/** The command that does the same; null: it has no such filter. */
+function commandOf(name, store, { state = [], overdue_ok: overdue, ...filter }) {
+  const wanted = { retry: "failed", restore: "cancelled", erase: "cancelled" }[name];
+  if (Object.keys(filter).some((one) => !OPTIONS.includes(one)) || (wanted && state.some((one) => one !== wanted))) return null;
+  const quoted = (value) => (/^[\w@%+=:,./-]+$/.test(value) ? value : `'${String(value).replaceAll("'", "'\"'\"'")}'`);
+  const given = [["store_conn_id", store], ...Object.entries(filter), ...(name === "retry" ? [] : state.map((one) => ["state", one]))].filter(([, value]) => value);
+  // Python's older releases read no Z
+  return `airflow delayed ${name} ${given.map(([option, value]) => `--${option.replaceAll("_", "-")} ${quoted(option.startsWith("due_") ? value.replace(/Z$/, "+00:00") : value)}`).join(" ")}${overdue ? " --overdue-ok" : ""}`;
+}
+
+/** What is said of a change that takes several steps. */
+function ofSteps({ matching, next }, command) {
+  return next && [h("p", {}, `The page does it in steps of ${STEP.toLocaleString()} messages, for as long as this stays open. What is done stays done.`),
+    matching > VERY_MANY && command && h("div", {}, lines(`For so many there is a command, which needs no page: ${command}`))];
+}
+
+function question(says, would, close, go, selection, command) {
   const least = would.matching_at_least ? "At least " : "";
   const others = Object.entries(would.outcomes).length > 1 || would.changed !== would.total;
-  if (!would.changed && !would.more) {
+  if (!would.changed && !would.next) {
     return [
       h("p", { class: "notice warn" }, "Nothing would change. Outcomes:"), outcomes(would.outcomes), outOfReach(would), h("p", { class: "mono" }, chosen(selection)),
       h("footer", {}, h("button", { type: "button", class: "primary", onclick: close }, "Close")),
@@ -144,26 +163,44 @@ function question(says, would, close, go, selection) {
     h("p", {}, `${least}${count(would.matching, "message matches", "messages match")}. ${says.ask}`),
     outOfReach(would),
     would.due_at && h("p", {}, "New due time: ", h("strong", {}, absolute(would.due_at))),
-    others && [h("p", {}, would.more ? "Outcomes of the first of them:" : "Outcomes:"), outcomes(would.outcomes)],
+    ofSteps(would, command),
+    others && [h("p", {}, would.next ? "Outcomes of the first of them:" : "Outcomes:"), outcomes(would.outcomes)],
     h("footer", {}, h("button", { type: "button", onclick: close }, "Leave them as they are"),
       h("button", { type: "button", class: says.grave ? "danger solid" : "primary", onclick: go }, says.go)),
   ];
 }
 
-/** Have the server do it as a job, and wait for that; null: it goes on when the dialog is closed. */
-async function many(content, path, asked, would) {
-  const [, place, action] = path.match(/(.*)\/(.*)/);
-  const most = would.matching_at_least ? undefined : would.matching;
-  const done = await job(content, `${place}/jobs`, { action, ...asked, most });
-  if (done.goesOn) return null;
-  const changed = Object.entries(done.counts).filter(([outcome]) => DONE.has(outcome)).reduce((sum, [, number]) => sum + number, 0);
-  return { total: done.considered, changed, outcomes: done.counts, messages: [], more: false, shortfall: shortfall(done), out_of_reach: would.out_of_reach, out_of_reach_at_least: would.out_of_reach_at_least };
-}
-
-/** What one call can do; of a filter no more than there were when it was asked. */
-function few(content, path, asked, would) {
-  show(content, h("p", { role: "status" }, "At work …"));
-  return post(path, { ...asked, dry_run: false, ...(asked.filter ? { most: would.matching } : {}) });
+/** Do it step by step while the dialog is open, no more messages of a filter than there were when it was asked; what became of them all. */
+async function steps(content, path, asked, would) {
+  if (!asked.filter) {
+    show(content, h("p", { role: "status" }, "At work …"));
+    return post(path, { ...asked, dry_run: false });
+  }
+  const most = would.matching_at_least ? Infinity : would.matching;
+  const sum = { total: 0, changed: 0, outcomes: {}, messages: [], out_of_reach: would.out_of_reach, out_of_reach_at_least: would.out_of_reach_at_least };
+  const bar = h("progress", { max: would.matching, value: 0, "aria-label": "Progress" });
+  const far = () => `${sum.total.toLocaleString()} of ${would.matching_at_least ? "at least " : ""}${would.matching.toLocaleString()} messages`;
+  const line = h("p", { role: "status" }, "At work …");
+  const stop = h("button", { type: "button", onclick: () => { stop.disabled = true; } }, "Stop");
+  show(content, line, would.next && [bar, h("p", { class: "muted" }, "Keep this open: closed, it ends behind the step that is at work."), h("footer", {}, stop)]);
+  let last = {};
+  do {
+    try {
+      last = await post(path, { ...asked, dry_run: false, most: Number.isFinite(most) ? most - sum.total : undefined, after: last.next, audit: last.audit });
+    } catch (fault) {
+      if (!sum.total) throw fault;
+      return { ...sum, shortfall: `Failed after ${far()}: ${fault.message} Ask again to go on with the others.` };
+    }
+    sum.total += last.total;
+    sum.changed += last.changed;
+    for (const [outcome, number] of Object.entries(last.outcomes)) sum.outcomes[outcome] = (sum.outcomes[outcome] ?? 0) + number;
+    if (sum.messages.length < SHOWN) sum.messages.push(...last.messages);
+    bar.value = sum.total;
+    line.textContent = `${far()} …`;
+  } while (last.next && sum.total < most && !stop.disabled && content.isConnected);
+  if (last.next && sum.total < most) return { ...sum, shortfall: `Stopped after ${far()}; the others are unchanged.` };
+  // what one step did it has looked at itself
+  return would.next ? { ...sum, more: Boolean(last.next) } : { ...sum, more: Boolean(last.next), out_of_reach: last.out_of_reach, out_of_reach_at_least: last.out_of_reach_at_least };
 }
 
 function result(name, sum, close, obstacles, undo) {

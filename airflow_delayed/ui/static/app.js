@@ -3,7 +3,6 @@
 import { beginning, followTheme, keep } from "./airflow.js";
 import { Fault, get } from "./api.js";
 import { h, rest, show } from "./dom.js";
-import { lines } from "./jobs.js";
 import { Messages } from "./messages.js";
 import { card } from "./overview.js";
 import { FIELDS } from "./search.js";
@@ -107,7 +106,6 @@ async function look() {
   if (list && found.error) missing.push("the list of messages");
   // after the figures, of which it has the number of failed messages
   top.take(lost ?? found.health);
-  if (!lost && messages) lines(document.getElementById("jobs"), found.jobs, messages.path, look);
   if (list) list.take(lost ?? (found.error ? faultOf(found.error) : found.page), found.matching, await list.beside);
   say(missing, !lost);
 }

@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 
 const VALUE = `(?:'[^']*'(?:"'"'[^']*')*|[^\\s;'"]*[^\\s;.,'"])`; // as Python's shlex.quote writes it
-const COMMAND = new RegExp(`(airflow delayed [a-z-]+(?: (?:--(?:dry-run|yes|install)\\b|--[a-z-]+ ${VALUE}|${VALUE}=\\.\\.\\.))*)`);
+const COMMAND = new RegExp(`(airflow delayed [a-z-]+(?: (?:--(?:dry-run|yes|install|overdue-ok)\\b|--[a-z-]+ ${VALUE}|${VALUE}=\\.\\.\\.))*)`);
 const SHOWN = 2_000; // ms
 
 /** A text as the beginning of a sentence. */

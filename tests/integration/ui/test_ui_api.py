@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from airflow.models.log import Log
@@ -11,7 +13,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import select, text, update
 from support.operations_page import Page
 from support.standing import give_up, hold, mark_dispatched, pause
-from support.stores import Store, Transport, message, on_postgres_too
+from support.stores import Store, Transport, message, on_postgres_only, on_postgres_too
 
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin
@@ -252,7 +254,7 @@ def test_messages_are_changed_by_their_ids(store: Store, hook: DelayedStoreHook,
 @on_postgres_too
 def test_messages_are_changed_by_a_filter(store: Store, hook: DelayedStoreHook, page: Page):
     would = page.post(url(store, "cancel"), filter={"tag": "t", "state": ["waiting", "failed"]}, dry_run=True)
-    assert (would["matching"], would["matching_at_least"], would["changed"], would["more"]) == (2, False, 2, False)
+    assert (would["matching"], would["matching_at_least"], would["changed"], would["next"]) == (2, False, 2, None)
     done = page.post(url(store, "cancel"), filter={"tag": "t", "state": ["waiting", "failed"]}, dry_run=False)
     assert done["outcomes"] == {"cancelled": 2}
     assert {one["message_id"] for one in done["messages"]} == {"soon", "failed"}
@@ -272,7 +274,6 @@ def test_a_change_says_what_a_broker_has_already(store: Store, hook: DelayedStor
             would = page.post(url(store, action), **asked, **options, dry_run=True)
             assert (would["out_of_reach"], would["out_of_reach_at_least"]) == (ahead, False)
     assert page.post(url(store, "retry"), filter={"tag": "t"}, dry_run=True)["out_of_reach"] == []
-    assert page.post(url(store, "jobs"), action="cancel", filter={"tag": "t"})["out_of_reach"] == ahead
     assert page.post(url(store, "cancel"), filter={"tag": "t"}, dry_run=False)["out_of_reach"] == ahead
 
 
@@ -285,10 +286,9 @@ def test_a_criterion_that_is_null_changes_nothing(store: Store, hook: DelayedSto
             criteria["tag"] = "t"
         for action in ("cancel", "restore", "reschedule", "retry", "erase"):
             body = {"filter": criteria, **({"delay_seconds": 5} if action == "reschedule" else {})}
-            for path, each in ((action, {**body, "dry_run": False}), ("jobs", {**body, "action": action})):
-                answer = page.ask("POST", url(store, path), json=each)
-                assert answer.status_code == 400, each
-                assert f"{name} is null, which would select more messages, so nothing is changed" in answer.text
+            answer = page.ask("POST", url(store, action), json={**body, "dry_run": False})
+            assert answer.status_code == 400, body
+            assert f"{name} is null, which would select more messages, so nothing is changed" in answer.text
     answer = page.ask("POST", url(store, "cancel"), json={"ids": None, "filter": {"tag": "t"}, "dry_run": False})
     assert (answer.status_code, "ids is null" in answer.text) == (400, True)
     assert (list(hook.list()), list(hook.audit())) == before
@@ -364,22 +364,103 @@ def test_until_when_a_message_can_be_cancelled(store: Store, page: Page):
     assert until()["m"] is None
 
 
-def test_of_many_one_call_changes_the_first(store: Store, page: Page, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def many(store: Store, monkeypatch: pytest.MonkeyPatch) -> DelayedStoreHook:
+    """A store with 130 messages, of which one step changes 40."""
     hook = store.installed()
     hook.send(message(f"m{number:03}", LATER + number % 7 * SECOND, tag="t") for number in range(130))
     give_up(hook, *(f"m{number:03}" for number in range(0, 130, 10)))
     monkeypatch.setattr("airflow_delayed.ui.api_stores.MAX_CHANGED", 40)
+    return hook
+
+
+def steps(store: Store, page: Page, action: str, most: int, **body: object) -> Iterator[dict[str, Any]]:
+    """Change step by step, as the page does, and yield the answer of each."""
+    done: dict[str, Any] = {"next": None, "audit": None}
+    while most > 0:
+        asked = {**body, "most": most, "after": done["next"], "audit": done["audit"]}
+        done = page.post(url(store, action), "op", **asked, dry_run=False)
+        yield done
+        most = 0 if done["next"] is None else most - done["total"]
+
+
+@on_postgres_too
+def test_many_are_changed_step_by_step_as_one_change(store: Store, many: DelayedStoreHook, page: Page):
     would = page.post(url(store, "cancel"), filter={"tag": "t"}, dry_run=True)
     assert (would["total"], would["matching"], would["matching_at_least"]) == (40, 130, False)
-    changed = []
-    for wanted in (40, 40, 40, 10):
-        done = page.post(url(store, "cancel"), filter={"tag": "t"}, dry_run=False)
-        changed += names(done)
-        assert (done["changed"], done["more"]) == (wanted, wanted == 40)
-    assert sorted(changed) == [f"m{number:03}" for number in range(130)]
-    assert list(hook.list()) == []
-    # one row of the audit for each call, and none for what was only counted
-    assert [one.counts for one in hook.audit()] == [{"cancelled": many} for many in (10, 40, 40, 40)]
+    assert (would["next"] is None, would["audit"]) == (False, None)
+    found = list(steps(store, page, "cancel", 130, filter={"tag": "t"}, because="recall"))
+    assert [one["changed"] for one in found] == [40, 40, 40, 10]
+    assert sorted(name for one in found for name in names(one)) == [f"m{number:03}" for number in range(130)]
+    assert list(many.list()) == []
+    # all of it is one row of the audit, and what was only counted is none
+    counts = [(one.who, one.counts, one.because) for one in many.audit()]
+    assert counts == [("user op", {"cancelled": 130}, "recall")]
+    assert {one["audit"] for one in found} == {str(one.seq) for one in many.audit()}
+    # the others; an erase reaches what is cancelled too
+    for action, options, outcomes in (
+        ("restore", {"filter": {"tag": "t", "state": ["cancelled"]}}, {"restored": 130}),
+        ("retry", {"filter": {"state": ["failed"]}}, {"retried": 13}),
+        ("reschedule", {"filter": {"tag": "t"}, "due_at": LATER.isoformat()}, None),
+        ("cancel", {"filter": {"tag": "t", "due_from": LATER.isoformat()}}, {"cancelled": 130}),
+        ("erase", {"filter": {"tag": "t"}}, {"erased": 130}),
+    ):
+        found = list(steps(store, page, action, 200, **options))
+        assert found[-1]["next"] is None
+        first = next(iter(many.audit()))
+        assert (first.action, str(first.seq)) == (action, found[0]["audit"])
+        assert outcomes is None or first.counts == outcomes
+    assert '"tag": "t"' not in str([one.selection for one in many.audit()])
+
+
+def test_a_change_that_stops_leaves_the_others_as_they_are(store: Store, many: DelayedStoreHook, page: Page):
+    change = steps(store, page, "cancel", 130, filter={"tag": "t"})
+    next(change)
+    # a dispatcher is beside it, and a message that is due before the place where it goes on is none of its
+    many.send([message("early", LATER - SECOND, tag="t"), message("sent", many.now(), tag="other")])
+    assert store.dispatcher(many, Transport()).run().dispatched == 1
+    next(change)
+    assert many.counts().waiting + many.counts().failed == 51
+    assert many.get("early").state == "waiting"
+    assert [one.counts for one in many.audit()] == [{"cancelled": 80}]
+
+
+@on_postgres_only
+def test_a_step_that_the_database_refuses_says_why_and_what_is_done_stays_done(
+    store: Store, many: DelayedStoreHook, page: Page
+):
+    # a message of the third step
+    store.sql(many, """ALTER TABLE {s}"delayed_messages_past" ADD CONSTRAINT "guard" CHECK ("Id" <> 'm006')""")
+    change = steps(store, page, "cancel", 130, filter={"tag": "t"})
+    last = [next(change) for _ in range(2)][-1]
+    go_on = {"filter": {"tag": "t"}, "dry_run": False, "after": last["next"], "audit": last["audit"]}
+    answer = page.ask("POST", url(store, "cancel"), "op", json=go_on)
+    assert (answer.status_code, "guard" in answer.text, "m006" in answer.text) == (409, True, False)
+    assert many.counts().waiting + many.counts().failed == 50
+    assert [one.counts for one in many.audit()] == [{"cancelled": 80}]
+    store.sql(many, """ALTER TABLE {s}"delayed_messages_past" DROP CONSTRAINT "guard\"""")
+    again = list(steps(store, page, "cancel", 50, filter={"tag": "t"}))
+    assert [one["changed"] for one in again] == [40, 10]
+    assert list(many.list()) == []
+
+
+def test_a_step_adds_to_no_other_change(store: Store, many: DelayedStoreHook, page: Page):
+    first = next(steps(store, page, "cancel", 130, filter={"tag": "t"}))
+    before = list(many.audit()), many.counts().waiting
+    go_on = {"filter": {"tag": "t"}, "dry_run": False, "after": first["next"], "audit": first["audit"]}
+    for action, role, other in (
+        ("cancel", "admin", {}),
+        ("erase", "op", {}),
+        ("cancel", "op", {"filter": {"tag": "t", "destination": "q"}}),
+        ("cancel", "op", {"because": "another reason"}),
+        ("cancel", "op", {"audit": "999999"}),
+    ):
+        answer = page.ask("POST", url(store, action), role, json={**go_on, **other})
+        assert (answer.status_code, "the audit has no such row" in answer.text) == (400, True), answer.text
+    for wrong in ({"audit": "x"}, {"after": "nowhere"}, {"filter": None, "ids": ["m001"]}):
+        assert page.error("POST", url(store, "cancel"), "op", json={**go_on, **wrong}) == (400, "invalid"), wrong
+    assert (list(many.audit()), many.counts().waiting) == before
+    assert page.post(url(store, "cancel"), "op", **go_on)["changed"] == 40
 
 
 def test_no_more_are_changed_than_were_counted(store: Store, page: Page):
@@ -388,7 +469,7 @@ def test_no_more_are_changed_than_were_counted(store: Store, page: Page):
     counted = page.post(url(store, "erase"), filter={"tag": "t"}, dry_run=True)["matching"]
     hook.send(message(f"new{number}", LATER + SECOND, tag="t") for number in range(3))
     done = page.post(url(store, "erase"), filter={"tag": "t"}, most=counted, dry_run=False)
-    assert (done["changed"], done["more"]) == (5, True)
+    assert (done["changed"], done["next"] is None) == (5, False)
     assert [one.message_id for one in hook.list()] == ["new0", "new1", "new2"]
 
 

@@ -21,7 +21,6 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import delete, select
 from support.operations_page import PREFIX, ROLES, Page, dags
-from support.rabbitmq import eventually
 from support.standing import give_up, pause
 from support.stores import Store, message, on_postgres_too
 
@@ -35,7 +34,6 @@ from airflow_delayed.ui.plugin import LazyApp
 LATER = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
 #: Each route: its method, its path, what to ask, and who may: a role, or whoever may see the connection.
 CHANGE = {"ids": ["m"], "dry_run": True}
-JOB = {"action": "cancel", "filter": {"tag": "of no message"}}
 PAUSE = {"selection": {"tag": "of no message"}, "dry_run": True}
 ROUTES = [
     ("GET", "/", {}, "viewer"),
@@ -61,10 +59,6 @@ ROUTES = [
     ("POST", "/api/v1/stores/{connection_id}/reschedule", {"json": {**CHANGE, "delay_seconds": 9}}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/retry", {"json": CHANGE}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/erase", {"json": CHANGE}, "op"),
-    ("GET", "/api/v1/stores/{connection_id}/jobs", {}, "sees"),
-    ("GET", "/api/v1/stores/{connection_id}/jobs/{job}", {"job": "1"}, "sees"),
-    ("POST", "/api/v1/stores/{connection_id}/jobs", {"json": JOB}, "op"),
-    ("POST", "/api/v1/stores/{connection_id}/jobs/{job}/stop", {"job": "1", "json": {}}, "op"),
     ("GET", "/api/v1/stores/{connection_id}/pauses", {}, "sees"),
     ("POST", "/api/v1/stores/{connection_id}/pause", {"json": PAUSE}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/unpause", {"json": PAUSE}, "op"),
@@ -107,7 +101,7 @@ def asked(store: Store, route) -> tuple[str, str, dict[str, object]]:
 
 @pytest.fixture
 def shown(store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch) -> Page:
-    """The page with one message and one job, and brokers that answer nobody."""
+    """The page with one message, and brokers that answer nobody."""
     connect("rabbitmq", conn_type="rabbitmq", host="127.0.0.1", port=1, login="x", password="secret password")
     extra = {"region_name": "eu-central-1", "endpoint_url": "http://127.0.0.1:1", "config_kwargs": NO_RETRY}
     connect("sqs", conn_type="aws", login="x", password="secret password", extra=extra)
@@ -117,7 +111,6 @@ def shown(store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("airflow_delayed.ui.api_live.PATIENCE", 60)
     hook = store.installed()
     hook.send([message("m", LATER, headers={"h": "secret header"}, body=b"secret body")])
-    list(hook.begin_job("cancel", {}, actor="user op", tag="of no message"))
     return page
 
 
@@ -298,16 +291,11 @@ def test_viewers_do_not_see_what_dispatchers_wrote(
     assert not [text for text in (*texts, "theirs") if text in answer.text]
 
 
-@pytest.mark.parametrize("by_job", [False, True])
-def test_airflows_event_log_has_neither_an_erased_tag_nor_a_brokers_words(store: Store, shown: Page, by_job: bool):
+def test_airflows_event_log_has_neither_an_erased_tag_nor_a_brokers_words(store: Store, shown: Page):
     top, tag, words = f"/api/v1/stores/{store.conn_id}", "jane.doe@example.org", "login svc_admin refused"
     filters = {"erase": {"tag": tag}, "cancel": {"tag": "t", "reason": words}}
     for action, chosen in filters.items():
-        if by_job:
-            job = shown.post(f"{top}/jobs", "op", action=action, filter=chosen)["job"]
-            eventually(lambda job=job: shown.get(f"{top}/jobs/{job}")["ended_at"])
-        else:
-            shown.post(f"{top}/{action}", "op", filter=chosen, dry_run=False)
+        shown.post(f"{top}/{action}", "op", filter=chosen, dry_run=False)
     with create_session() as session:
         extras = session.scalars(select(Log.extra).where(Log.event.startswith("delayed_deliveries."))).all()
     erased, cancelled = sorted((one for one in extras if store.conn_id in one), key=lambda one: '"t"' in one)
@@ -381,8 +369,6 @@ def test_of_a_dag_that_airflow_does_not_have_the_right_to_the_connection_decides
         for selection in ({"ids": ["s1"]}, {"filter": {"dag_id": "deleted"}}):
             change = {**selection, "dry_run": False}
             assert two_teams.error("POST", f"{top}/cancel", "editor", json=change) == (403, "forbidden")
-        job = {"action": "cancel", "filter": {"dag_id": "deleted"}}
-        assert two_teams.error("POST", f"{top}/jobs", "editor", json=job) == (403, "forbidden")
         assert two_teams.post(f"{top}/cancel", "op of ours", ids=["s1"], dry_run=False)["changed"] == 1
 
 
@@ -427,7 +413,7 @@ def test_only_what_is_configured_is_reached(store: Store, shown: Page, connect, 
     for name in (other, "never", store.conn_id.upper(), "<script>", "a%2Fb"):
         for route in ROUTES:
             if "{connection_id}" in route[1]:
-                path = route[1].format(connection_id=name, queue="q", job="1")
+                path = route[1].format(connection_id=name, queue="q")
                 options = {key: one for key, one in route[2].items() if key in ("params", "json")}
                 assert shown.error(route[0], path, "admin", **options) == (404, "absent"), path
     # a store is no broker, and a queue that is not named is not looked at
