@@ -67,7 +67,6 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_delayed.sensors.due_time",
                     "airflow_delayed.sensors.fifo_cycle",
-                    "airflow_delayed.sensors.messages_dispatched",
                 ],
             }
         ],
@@ -87,7 +86,6 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_delayed.triggers.due_time",
                     "airflow_delayed.triggers.fifo_cycle",
-                    "airflow_delayed.triggers.messages_dispatched",
                     "airflow_delayed.triggers.store_dispatch",
                 ],
             }

@@ -1,6 +1,6 @@
 """Operators that change the messages of a store: cancel, restore, reschedule, or retry failed ones.
 
-Messages are selected by their ids or by a filter, as a sensor selects them too: :class:`SelectsMessages`.
+Messages are selected by their ids or by a filter: :class:`SelectsMessages`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cached_property, wraps
 from importlib import import_module
@@ -152,32 +151,6 @@ def _store(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any, folder: Path)
     patch.setattr(QueueTables, "deliver", delivered)
     patch.setattr(dispatching, "POLL", _AGES)
     patch.setattr(loop, "PASS_EVERY", _AGES)
-    _waiting_sensor(delayed, patch)
-
-
-def _waiting_sensor(delayed: Delayed, patch: pytest.MonkeyPatch) -> None:
-    """Let the sleep of a sensor that waits for messages be their dispatch, and let it always be deferred."""
-    from airflow_delayed.sensors.messages_dispatched import MessagesDispatchedSensor
-    from airflow_delayed.store.dispatch.report import DispatchFailed
-    from airflow_delayed.triggers import messages_dispatched
-
-    async def dispatched(seconds: float) -> None:
-        if not delayed.stored:
-            raise AssertionError("the sensor waits for messages that nothing has stored in this test")
-        first = min(message.due_at for message in delayed.stored)
-        delayed.move_to(max(delayed.now + timedelta(seconds=seconds), first))
-        with suppress(DispatchFailed):
-            # the sensor sees what was given up
-            delayed.dispatch(timedelta(0))
-
-    execute = MessagesDispatchedSensor.execute
-
-    def deferred(self: Any, context: Any) -> Any:
-        self.deferrable = True
-        return execute(self, context)
-
-    patch.setattr(messages_dispatched, "_sleep", dispatched)
-    patch.setattr(MessagesDispatchedSensor, "execute", wraps(execute)(deferred))
 
 
 def _engine(delayed: Delayed, path: Path, schema: str | None) -> Any:

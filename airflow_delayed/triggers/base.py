@@ -10,19 +10,9 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_delayed.compat import AirflowException
-from airflow_delayed.errors import DelayedError
 from airflow_delayed.threads import in_thread
 
 Payload = dict[str, Any] | None
-
-
-def error_text(error: Exception) -> str:
-    """Return what a log may show of an error: the text of a foreign error may have a login or a row in it."""
-    if isinstance(error, DelayedError):
-        return str(error)
-    name = type(error).__name__
-    return f"{name}: {error}" if isinstance(error, AirflowException | ImportError) else name
 
 
 def class_path(trigger: type[BaseTrigger]) -> str:

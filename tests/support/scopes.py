@@ -48,7 +48,6 @@ GROUPS = {
         "tests/integration/test_escalation_example.py",
         "tests/integration/test_install_topology_dag.py",
         "tests/integration/test_links.py",
-        "tests/integration/above_sql/test_messages_dispatched.py",
         "tests/integration/test_metrics.py",
         "tests/integration/test_openlineage.py",
         "tests/integration/test_row_sources.py",

@@ -58,7 +58,7 @@ def test_each_class_that_a_dag_can_use_is_on_the_page():
     modules = {module for kind in kinds for group in info[kind] for module in group["python-modules"]}
     listed = {path.rpartition(".")[0] for path in STABLE + EXPERIMENTAL}
     # an operator or a sensor defers to these by itself
-    deferred = ("store_dispatch", "fifo_cycle", "messages_dispatched")
+    deferred = ("store_dispatch", "fifo_cycle")
     assert modules - listed == {f"airflow_delayed.triggers.{name}" for name in deferred}
     assert set(info["notifications"]) <= set(STABLE)
     assert {one["class-name"] for one in info["task-decorators"]} <= set(STABLE)
