@@ -124,11 +124,6 @@ def sqlite_on_shared_disk() -> bool:
     return _switch("sqlite_on_shared_disk")
 
 
-def trace_context() -> bool:
-    """Return whether messages carry the context of the OpenTelemetry span in which they are sent."""
-    return _switch("trace_context")
-
-
 def _number(option: str, advice: str, least: int = 0) -> int:
     text = _text(option)
     if not (text.isascii() and text.isdigit() and int(text) >= least):

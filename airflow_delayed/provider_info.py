@@ -159,13 +159,6 @@ def get_provider_info() -> dict[str, Any]:
                         default="",
                         example="aws_default,rabbitmq_default",
                     ),
-                    "trace_context": _option(
-                        "Whether messages carry the context of the OpenTelemetry span in which a task sends them, as"
-                        " the headers traceparent and tracestate.",
-                        "boolean",
-                        default="True",
-                        example="False",
-                    ),
                     "sqlite_on_shared_disk": _option(
                         "Whether all of Airflow's processes see the file of a store in SQLite, although the executor's"
                         " workers may run on several machines. Without it such a store is an error.",

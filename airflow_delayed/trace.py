@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from airflow_delayed import config
 from airflow_delayed.message import TRACESTATE
 
 #: The most characters of ``tracestate``; W3C asks to pass on at least these.
@@ -14,10 +13,10 @@ _LONGEST_STATE = 512
 def current_trace() -> dict[str, str]:
     """Return ``traceparent`` and, if there is one, ``tracestate`` of the active span; empty if no span is active.
 
-    It is empty too if ``[delayed] trace_context`` is off, or if nothing has loaded OpenTelemetry.
+    It is empty too if nothing has loaded OpenTelemetry.
     """
     # who has not loaded it has no span; to load it here takes time and memory
-    if "opentelemetry.trace" not in sys.modules or not config.trace_context():
+    if "opentelemetry.trace" not in sys.modules:
         return {}
     from opentelemetry import trace
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -157,12 +157,11 @@ def test_the_job_gets_what_the_arguments_say(run) -> None:
     assert settings.origin == Origin(dag_id="d", run_id="r", task_id="send", map_index=2)
 
 
-def test_the_job_gets_the_trace_of_the_task(run, monkeypatch) -> None:
+def test_the_job_gets_the_trace_of_the_task(run) -> None:
     context = SpanContext(1, 2, is_remote=True, trace_flags=TraceFlags(1))
     with use_span(NonRecordingSpan(context)):
         _, traced = run()
-        monkeypatch.setenv("AIRFLOW__DELAYED__TRACE_CONTEXT", "False")
-        _, off = run()
+    _, off = run()
     assert settings_of(dict(traced.args.set), NOW).trace == {"traceparent": f"00-{1:032x}-{2:016x}-01"}
     assert settings_of(dict(off.args.set), NOW).trace == {}
     # ids are made of the scope

@@ -63,12 +63,6 @@ def test_the_active_span_is_read():
         assert current_trace() == {"traceparent": PARENT}, "a tracestate of over 512 characters"
 
 
-def test_the_switch(monkeypatch):
-    monkeypatch.setenv("AIRFLOW__DELAYED__TRACE_CONTEXT", "False")
-    with within():
-        assert current_trace() == {}
-
-
 def test_a_context_that_no_tracer_made_is_not_passed_on(monkeypatch):
     """Airflow makes one for each task with otel_on = False."""
     with within(flags=0):

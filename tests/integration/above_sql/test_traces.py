@@ -101,14 +101,13 @@ def test_over_a_store_and_rabbitmq(store: Store, vhost: VirtualHost, spans: Span
     assert START not in found["mine"]
 
 
-def test_straight_to_rabbitmq_and_switched_off(vhost: VirtualHost, spans: Spans, connect, monkeypatch):
+def test_straight_to_rabbitmq(vhost: VirtualHost, spans: Spans, connect):
     connect("broker", **vhost.connection)
     vhost.declare("mail")
     row = {"value": "a", "delay_seconds": 0}
     with spans.span("send") as sender:
         send("broker", [{**row, "message_id": "on"}])
-        monkeypatch.setenv("AIRFLOW__DELAYED__TRACE_CONTEXT", "False")
-        send("broker", [{**row, "message_id": "off"}])
+    send("broker", [{**row, "message_id": "off"}])
     found = {one.message_id: one.properties.headers for one in vhost.collect("mail", enough=2)}
     assert spans.consumed(found["on"]) == (ids(sender), "send")
     assert START not in found["on"]
