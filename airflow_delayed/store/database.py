@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -70,17 +70,6 @@ KNOWN = {
 Row = Mapping[str, Any]
 TimeUnit = Literal["hour", "minute"]
 T = TypeVar("T")
-
-
-class OthersAccess(NamedTuple):
-    """By what others can read and change the rows of a table, beside the rights that were granted on it."""
-
-    #: The owner, if that is another database user.
-    owner: str | None = None
-    #: Triggers, rules and policies, as their database calls them.
-    triggers: Sequence[str] = ()
-    #: What it is, if it is no table of its own: its rows may come from, and go, elsewhere.
-    kind: str | None = None
 
 
 class Dialect:
@@ -271,10 +260,6 @@ class Dialect:
         after_due, after_id = place
         # the first lets the index on the due time be used
         return [due >= after_due, or_(due > after_due, and_(due == after_due, message_id > after_id))]
-
-    def others_access(self, connection: Connection, tables: Sequence[Table]) -> Mapping[str, OthersAccess]:
-        """Return by full name what others can do to these tables' rows, as far as the database can tell."""
-        return {}
 
     def invalid_indexes(self, connection: Connection, table: Table) -> set[str]:
         """Return the names of indexes that are there and not in use."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
@@ -25,7 +24,6 @@ from sqlalchemy import (
     Table,
     Update,
     Uuid,
-    bindparam,
     case,
     cast,
     delete,
@@ -47,7 +45,7 @@ from sqlalchemy.types import TypeEngine
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.store import bulk, drivers, network
-from airflow_delayed.store.database import NUMBER, Dialect, OthersAccess, Row, TimeUnit
+from airflow_delayed.store.database import NUMBER, Dialect, Row, TimeUnit
 
 #: How long SQLite waits for another writer: a dispatcher holds the database while one batch is sent.
 SQLITE_BUSY_SECONDS = 60
@@ -56,41 +54,9 @@ LENGTHS: Mapping[TimeUnit, int] = {"hour": 13, "minute": 16}
 #: MySQL's hint to find rows by the primary key, and its quoting of names.
 _KEY, _QUOTE = "FORCE INDEX (PRIMARY)", mysql.dialect().identifier_preparer
 
-# a superuser is a member of each role, so that membership does not make it the owner of another's table; may_create is
-# false for a user who only uses the tables, which are another's then
-_OTHERS_ACCESS = text("""
-SELECT name, pg_get_userbyid(c.relowner) AS owner,
-       c.relowner = me.oid OR o.rolsuper OR (NOT me.rolsuper AND pg_has_role(c.relowner, 'MEMBER')) AS trusted,
-       has_schema_privilege(c.relnamespace, 'CREATE') AS may_create,
-       ARRAY(SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal
-             UNION SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = c.oid AND rulename <> '_RETURN'
-             UNION SELECT 'policy ' || polname FROM pg_policy WHERE polrelid = c.oid ORDER BY 1) AS triggers,
-       CASE c.relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'f' THEN 'foreign table' END AS kind
-FROM unnest(CAST(:names AS text[])) AS name
-JOIN pg_class c ON c.oid = to_regclass(name) JOIN pg_roles o ON o.oid = c.relowner, pg_roles me
-WHERE me.rolname = current_user
-""")
 _INVALID_INDEXES = text("""
 SELECT c.relname FROM pg_index, pg_class c WHERE c.oid = indexrelid AND indrelid = to_regclass(:name) AND NOT indisvalid
 """)
-_MYSQL_TRIGGERS = text("""
-SELECT EVENT_OBJECT_TABLE, CONCAT('trigger ', TRIGGER_NAME, ' (of ', DEFINER, ')') FROM information_schema.TRIGGERS
-WHERE EVENT_OBJECT_SCHEMA = COALESCE(:schema, DATABASE()) AND EVENT_OBJECT_TABLE IN :names ORDER BY TRIGGER_NAME
-""").bindparams(bindparam("names", expanding=True))
-_MYSQL_KINDS = text("""
-SELECT TABLE_NAME, LOWER(TABLE_TYPE) FROM information_schema.TABLES
-WHERE TABLE_SCHEMA = COALESCE(:schema, DATABASE()) AND TABLE_NAME IN :names AND TABLE_TYPE LIKE '%VIEW'
-""").bindparams(bindparam("names", expanding=True))
-_SQLITE_OTHERS = text("""
-SELECT tbl_name, type, name FROM sqlite_master WHERE type IN ('trigger', 'view') AND tbl_name IN :names ORDER BY name
-""").bindparams(bindparam("names", expanding=True))
-
-
-def _by_name(rows: Iterable[Sequence[str]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, value in rows:
-        found.setdefault(name, []).append(value)
-    return found
 
 
 #: What a transaction sets for itself: behind a pooler, a setting of the session would reach other programs. A process
@@ -243,23 +209,6 @@ class PostgreSQL(Dialect):
         """
         return [tuple_(due, message_id) > tuple_(*place)]
 
-    def others_access(self, connection: Connection, tables: Sequence[Table]) -> Mapping[str, OthersAccess]:
-        """Return owners that are other users, triggers, rules, policies, and what is no table.
-
-        A user who may create no tables uses those of the user who installed them, the owner of most of them.
-        """
-        names = {connection.dialect.identifier_preparer.format_table(table): table.fullname for table in tables}
-        rows = connection.execute(_OTHERS_ACCESS, {"names": list(names)}).all()
-        usual = Counter(row.owner for row in rows if not row.may_create).most_common(1)
-        return {
-            names[row.name]: OthersAccess(
-                None if row.trusted or (usual and row.owner == usual[0][0] and not row.may_create) else row.owner,
-                list(row.triggers),
-                row.kind,
-            )
-            for row in rows
-        }
-
     def invalid_indexes(self, connection: Connection, table: Table) -> set[str]:
         """Return the indexes that are being made, or that an interrupted CREATE INDEX CONCURRENTLY left."""
         full = connection.dialect.identifier_preparer.format_table(table)
@@ -387,18 +336,6 @@ class MySQL(Dialect):
         microseconds = func.timestampdiff(literal_column("MICROSECOND"), first, last, type_=Float())
         return microseconds / 1_000_000
 
-    def others_access(self, connection: Connection, tables: Sequence[Table]) -> Mapping[str, OthersAccess]:
-        """Return triggers, as far as the user may see them, and views."""
-        asked = {"schema": tables[0].schema, "names": [table.name for table in tables]}
-        triggers = _by_name(connection.execute(_MYSQL_TRIGGERS, asked))
-        kinds = _by_name(connection.execute(_MYSQL_KINDS, asked))
-        return {
-            table.fullname: OthersAccess(
-                None, triggers.get(table.name, ()), next(iter(kinds.get(table.name, ())), None)
-            )
-            for table in tables
-        }
-
     def create_index(self, connection: Connection, index: Index) -> None:
         """Create an index, and lock no writer out."""
         statement = CreateIndex(index).compile(dialect=connection.dialect)
@@ -461,16 +398,6 @@ class SQLite(Dialect):
     def _begun(connection: Connection) -> None:
         read_only = connection.get_execution_options().get("read_only")
         connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
-
-    def others_access(self, connection: Connection, tables: Sequence[Table]) -> Mapping[str, OthersAccess]:
-        """Return triggers and views."""
-        rows = connection.execute(_SQLITE_OTHERS, {"names": [table.name for table in tables]}).all()
-        triggers = _by_name((table, f"trigger {name}") for table, kind, name in rows if kind == "trigger")
-        views = {name for _, kind, name in rows if kind == "view"}
-        return {
-            table.fullname: OthersAccess(None, triggers.get(table.name, ()), "view" if table.name in views else None)
-            for table in tables
-        }
 
     def allow_readers(self, engine: Engine) -> None:
         """Set the write-ahead log; the file remembers it."""

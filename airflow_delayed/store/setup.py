@@ -13,8 +13,6 @@ from sqlalchemy.types import NullType, TypeEngine
 
 from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Finding, State, TopologyReport
-from airflow_delayed.errors import some
-from airflow_delayed.store.database import OthersAccess
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.engine import retried
 from airflow_delayed.store.schema import Tables, queue_table
@@ -44,8 +42,7 @@ def install(
     """Create missing tables and indexes, and return what was found and done; differences stay as they are.
 
     It may be repeated, and several installs may run at once. Senders and dispatchers may be at work: no table stays
-    locked, and nothing waits for a lock, for more than a second. Tables that somebody else made before are taken over;
-    a warning in the report names each that another user owns, or that has triggers.
+    locked, and nothing waits for a lock, for more than a second.
 
     :param queues: names of queue tables, created only with ``create_queues``.
     :param conn_id: names the store in remedies.
@@ -69,8 +66,6 @@ def install(
 
     report = _read(engine, work) if dry_run else _repeated(engine, work)
     findings = [one if dry_run else _finished(engine, tables, one) for one in report]
-    with engine.connect().execution_options(read_only=True) as connection:
-        findings += _foreign(connection, tables, queues)
     return TopologyReport(tuple(findings))
 
 
@@ -116,7 +111,7 @@ def verify(engine: Engine, tables: Tables, queues: Sequence[str] = (), *, conn_i
     def work(connection: Connection) -> TopologyReport:
         found = _compared(connection, tables, queues, version_difference(connection, tables, conn_id))
         compared = [one for _, findings in found for one in findings if one.code != STORE_AHEAD]
-        return TopologyReport((*compared, *_foreign(connection, tables, queues)))
+        return TopologyReport(tuple(compared))
 
     return _read(engine, work)
 
@@ -136,52 +131,6 @@ def _compared(
 
 def _queue_tables(connection: Connection, tables: Tables, queues: Sequence[str]) -> list[Table]:
     return [queue_table(name, tables.messages.schema, dialect_of(connection)) for name in queues]
-
-
-def _foreign(connection: Connection, tables: Tables, queues: Sequence[str]) -> Iterator[Finding]:
-    """Report tables whose rows others can read and change.
-
-    A user who may create tables can create one of these before the install does, with a trigger; and its owner may do
-    everything with it.
-    """
-    ours = list(tables)
-    every = [*ours, *_queue_tables(connection, tables, queues)]
-    for table, (owner, triggers, kind) in _others_access(connection, every):
-        name = connection.dialect.identifier_preparer.format_table(table)
-        where, destination = f"table {table.fullname}", None if table in ours else table.name
-        if owner is not None:
-            yield Finding(
-                state=State.WARNING,
-                resource=where,
-                found=f"belongs to the database user {owner!r}, who can read and change each message",
-                destination=destination,
-                code="other-owner",
-                remedy=f"if you do not know why, look at its rows, drop it and install again; else ALTER TABLE {name}"
-                " OWNER TO <user of this connection>",
-            )
-        if triggers:
-            yield Finding(
-                state=State.WARNING,
-                resource=where,
-                found=f"has {some(triggers, separator=', ')}, which can read, change and hide each message",
-                destination=destination,
-                code="trigger",
-                remedy=f"if you do not know why, drop what is named there from {name}",
-            )
-        if kind is not None:
-            yield Finding(
-                state=State.WARNING,
-                resource=where,
-                found=f"is a {kind}: each message goes elsewhere, and who may read it there is unknown",
-                destination=destination,
-                code="no-table",
-                remedy=f"if you do not know why, drop it (DROP {kind.upper()} {name}) and install again",
-            )
-
-
-def _others_access(connection: Connection, tables: Sequence[Table]) -> Iterator[tuple[Table, OthersAccess]]:
-    by_name = dialect_of(connection).others_access(connection, tables)
-    return ((table, by_name[table.fullname]) for table in tables if table.fullname in by_name)
 
 
 def _read(engine: Engine, work: Callable[[Connection], TopologyReport]) -> TopologyReport:
@@ -242,7 +191,7 @@ def compare(
                     argument=f"column {column.name}",
                     found=f"is {found}, and an install makes it {wanted}: messages may not fit, or come out changed",
                     destination=destination,
-                    code="column-type",
+                    code="differs",
                     remedy="if you do not know why, drop the table and install again",
                 )
             )
