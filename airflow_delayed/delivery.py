@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any, cast
 
 from airflow_delayed.clock import Clock as Clock
-from airflow_delayed.errors import DelayedError, UnsupportedConnection, UnsupportedOption, WrongTransport
+from airflow_delayed.errors import UnsupportedConnection, UnsupportedOption, WrongTransport
 from airflow_delayed.identity import Origin
 from airflow_delayed.lineage import Dataset
 from airflow_delayed.message import DelayedMessage
@@ -62,28 +62,6 @@ class BatchBounds:
     most_headers: int
     longest_tag: int
     null_in_tag: bool
-
-
-class TemporaryQueue(ABC):
-    """A destination that is removed when its block ends.
-
-    :param name: the destination.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        #: Whether a message to it is on its way through the transport. A transport that would have no place for it
-        #: without the queue then leaves the queue there.
-        self.awaited = False
-        #: What becomes of a queue that is there after the block; None: it is removed.
-        self.remains: str | None = None
-
-    @abstractmethod
-    def arrives(self, seconds: float) -> bool:
-        """Wait at most so many seconds for a message, take it, and return whether one has come.
-
-        :raises TransportUnavailable: the connection failed.
-        """
 
 
 class Delivery(ABC):
@@ -182,14 +160,6 @@ class Delivery(ABC):
     def dataset(self, destination: str) -> Dataset | None:
         """Return OpenLineage's name of a destination; None: it has none."""
         return None
-
-    def temporary_queue(self, name: str, seconds: float) -> AbstractContextManager[TemporaryQueue]:
-        """Return a block with a destination of its own, which is removed afterwards.
-
-        :param seconds: for which it is wanted at most.
-        :raises DelayedError: the transport has none; or in the block, its queue cannot be made.
-        """
-        raise DelayedError(f"{type(self).__name__} makes no temporary queue, so nothing can be waited for")
 
 
 #: The name by which transports of other packages know the interface.

@@ -152,25 +152,6 @@ _DIALECT = _arg(
     choices=("postgresql", "mysql", "mariadb", "sqlite"),
 )
 
-_DELIVERER = _arg(
-    "--conn-id", "The connection that delivers: of RabbitMQ, AWS, or a database with queue tables", required=True
-)
-_WAITS_IN = _arg(
-    "--store-conn-id", "Let it wait in this store, whatever its delay is, so that a dispatcher delivers it"
-)
-_TO = _arg("--destination", "The queue that receives it")
-_VALUE = _arg("--value", "The body (default: sent by hand)", default="sent by hand")
-_SENT_DUE_AT = _arg("--due-at", "When it is due: 2026-01-31T09:30:00+01:00")
-_SENT_DELAY = _arg("--delay", "Due in so many seconds, instead of --due-at (default: 0)", type=float)
-_SENT_TAG = _arg("--tag", "By which it is found in the store")
-_HEADER = _several("--header", "A header, as NAME=VALUE; also several")
-_SENT_ID = _arg("--message-id", "Its id; by default a new one")
-_WAIT = _switch("--wait", "Send it to a temporary queue, wait until it has arrived there, and remove that")
-_TIMEOUT = _arg(
-    "--timeout", "With --wait: seconds from its due time until this fails (default: 60)", type=float, default=60
-)
-_SENDS_NOTHING = _switch("--dry-run", "Check everything, and send nothing")
-
 _STORE = (_STORE_CONN_ID, _TABLE, _SCHEMA)
 _POLICY = (
     *(_LOOKAHEAD, _BATCH_SIZE, _NUMBER_OF_RETRIES, _ERROR_DESTINATION, _GIVE_UP_AFTER),
@@ -265,18 +246,6 @@ def get_delayed_commands() -> list[CLICommand]:
                     "May run again: it makes what is missing, and reports what differs. With --sql it"
                     " prints the statements that a database administrator runs in its place.",
                     module="topology_commands",
-                ),
-                _command(
-                    "send",
-                    "Send a message by hand; with --wait until it has arrived in a queue of its own",
-                    (
-                        *(_DELIVERER, _WAITS_IN, _OWN_TABLE, _SCHEMA, _TO, _VALUE, _SENT_DELAY, _SENT_DUE_AT),
-                        *(_SENT_TAG, _HEADER, _SENT_ID, _WAIT, _TIMEOUT, _SENDS_NOTHING, *_SHOWN),
-                    ),
-                    "Tries a chain of connections: the transport alone, or with --store-conn-id the store,"
-                    " its dispatcher and the transport. The exit code is 1 if it cannot be sent or does not arrive."
-                    " Ctrl-C ends --wait, takes the message back where that is possible, and removes the queue.",
-                    module="send_command",
                 ),
                 _command(
                     "doctor",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -16,7 +15,6 @@ from airflow_delayed.delivery import (
     Connection,
     Delivery,
     SendReport,
-    TemporaryQueue,
     TopologyReport,
 )
 from airflow_delayed.errors import TransportUnavailable, require
@@ -29,7 +27,7 @@ from airflow_delayed.threads import in_thread
 
 if TYPE_CHECKING:
     from pika import ConnectionParameters
-    from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+    from pika.adapters.blocking_connection import BlockingConnection
 
     from airflow_delayed.rabbitmq.admin import TopologyAdmin
     from airflow_delayed.rabbitmq.drain import RedriveReport
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
     from airflow_delayed.rabbitmq.redrive import TopologyEndpoint
     from airflow_delayed.rabbitmq.waiting import Waiting
 
-#: Seconds that the broker keeps a temporary queue without a consumer, beyond the time for which it is wanted.
-_GRACE = 60
 #: Seconds that each of several hosts has for the login during a ``verify``.
 _LOGIN_SECONDS = 2.0
 
@@ -275,35 +271,6 @@ class RabbitMQTransport(Delivery):
             if kept is not None:
                 kept.close()
 
-    @contextmanager
-    def temporary_queue(self, name: str, seconds: float) -> Iterator[TemporaryQueue]:
-        """Return a block with a queue of its own, which is bound as a destination is.
-
-        A queue to which a message is on its way when the block ends is deleted by the broker, later.
-        """
-        from pika.exceptions import AMQPError
-
-        lifetime = math.ceil(seconds) + _GRACE
-        topology, key = self.topology, self.topology.binding_key(name)
-        with self._connected() as connection:
-            channel = connection.channel()
-            arguments = {"x-queue-type": "classic", "x-expires": lifetime * 1000}
-            channel.queue_declare(name, durable=True, arguments=arguments)
-            queue = RabbitMQTemporaryQueue(name, channel, lifetime)
-            try:
-                if topology.routing == "conventional":
-                    # it goes with the queue
-                    channel.exchange_declare(name, "fanout", durable=True, auto_delete=True)
-                    channel.queue_bind(name, name)
-                    channel.exchange_bind(name, topology.delivery_exchange, key)
-                else:
-                    channel.queue_bind(name, topology.delivery_exchange, key)
-                yield queue
-            finally:
-                # without the connection the broker deletes the queue by itself
-                with suppress(AMQPError):
-                    queue.end()
-
     def redrive(
         self,
         *,
@@ -422,33 +389,3 @@ class RabbitMQTransport(Delivery):
             schema=given.schema,
             extra=given.extra,
         )
-
-
-class RabbitMQTemporaryQueue(TemporaryQueue):
-    """A classic queue, which the broker itself deletes if nobody else does.
-
-    It is not exclusive: a destination is bound by the connection that sends. While a message is on its way through the
-    delay levels, the queue is not deleted: the message would become unroutable, and on a topology of others block its
-    level.
-    """
-
-    def __init__(self, name: str, channel: BlockingChannel, lifetime: int) -> None:
-        super().__init__(name)
-        self._channel = channel
-        self._lifetime = lifetime
-
-    def arrives(self, seconds: float) -> bool:
-        """Wait for a message."""
-        # it goes on where the last call ended
-        taken = self._channel.consume(self.name, auto_ack=True, inactivity_timeout=seconds)
-        return next(taken)[0] is not None
-
-    def end(self) -> None:
-        """Delete the queue, unless a message is on its way to it."""
-        if self.awaited:
-            self.remains = (
-                f"queue {self.name} stays, because a message is on its way to it; RabbitMQ deletes it when it was not"
-                f" used for {self._lifetime:,} s"
-            )
-        else:
-            self._channel.queue_delete(self.name)

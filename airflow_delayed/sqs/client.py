@@ -240,7 +240,6 @@ def translated(conn_id: str, doing: str) -> Iterator[None]:
 
 DESTINATION, DELAY_QUEUE, DEAD_LETTER_QUEUE = "destination", "delay queue", "dead-letter queue"
 ERROR_QUEUE = "error queue"
-TEMPORARY_QUEUE = "temporary queue"
 
 #: What a sender and a receiver need of the KMS key of an encrypted queue.
 KMS_SEND = ("kms:GenerateDataKey", "kms:Decrypt")
@@ -310,7 +309,6 @@ NEEDS: Sequence[Need] = (
         (*_LOOK, *_sqs("ListDeadLetterSourceQueues", "StartMessageMoveTask", "ReceiveMessage", "DeleteMessage")),
     ),
     Need("redrive", DEAD_LETTER_QUEUE, _sqs("ChangeMessageVisibility"), "SQS does not move them itself"),
-    Need("temporary_queue", TEMPORARY_QUEUE, _sqs("CreateQueue", "ReceiveMessage", "DeleteQueue")),
     Need("test_connection", "*", _sqs("ListQueues")),
 )
 

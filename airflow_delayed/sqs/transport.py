@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,9 @@ from airflow_delayed.delivery import (
     Finding,
     SendReport,
     State,
-    TemporaryQueue,
     TopologyReport,
 )
-from airflow_delayed.errors import DelayedError, DestinationMissing, InputError, LimitExceeded, TopologyError
+from airflow_delayed.errors import DestinationMissing, InputError, LimitExceeded, TopologyError
 from airflow_delayed.lineage import Dataset, sqs_queue
 from airflow_delayed.message import DelayedMessage, delay_seconds
 from airflow_delayed.nservicebus import warning_without_type
@@ -33,7 +32,7 @@ from airflow_delayed.sqs.client import QueueUrls, is_missing, make_client, not_r
 from airflow_delayed.sqs.delay_queue import DelayQueue, DestinationGone, never
 from airflow_delayed.sqs.entries import FORMS, RAW, pack
 from airflow_delayed.sqs.hops import hop_of
-from airflow_delayed.sqs.settings import MAX_WAIT, Duration, QueueSettings
+from airflow_delayed.sqs.settings import Duration, QueueSettings
 from airflow_delayed.sqs.stats import CycleCounts, QueueDepths
 
 if TYPE_CHECKING:
@@ -319,10 +318,6 @@ class SqsTransport(Delivery):
         """Return a line for the log about a message without a type, in a form of NServiceBus."""
         return None if self._form == RAW else warning_without_type(message)
 
-    def temporary_queue(self, name: str, seconds: float) -> AbstractContextManager[TemporaryQueue]:
-        """Return a block with a standard queue of its own; it has no delay queue, so it takes up to 900 s."""
-        return _temporary_queue(self._urls, name)
-
     def dataset(self, destination: str, *, fifo: bool = False) -> Dataset:
         """Return OpenLineage's name of a destination's queue, or of its delay queue.
 
@@ -456,47 +451,3 @@ class SqsTransport(Delivery):
         self.__dict__.pop("_admin", None)
         self._verified.clear()
         self._delay_queues.clear()
-
-
-class _TemporaryQueue(TemporaryQueue):
-    """A standard queue of its own; it is removed whatever is on its way to it."""
-
-    def __init__(self, name: str, conn_id: str, client: SQSClient, url: str) -> None:
-        super().__init__(name)
-        self._conn_id = conn_id
-        self._client = client
-        self._url = url
-
-    def arrives(self, seconds: float) -> bool:
-        """Wait for a message, whole seconds and at least one."""
-        deadline = time.monotonic() + seconds
-        while True:
-            left = min(max(round(deadline - time.monotonic()), 1), MAX_WAIT)
-            with translated(self._conn_id, f"receive from queue {self.name}"):
-                answer = self._client.receive_message(QueueUrl=self._url, WaitTimeSeconds=left)
-            if answer.get("Messages"):
-                return True
-            if time.monotonic() >= deadline:
-                return False
-
-    def end(self) -> None:
-        """Delete the queue."""
-        try:
-            with translated(self._conn_id, f"delete queue {self.name}"):
-                self._client.delete_queue(QueueUrl=self._url)
-        except DelayedError as error:
-            self.remains = f"queue {self.name} stays, and has to be deleted by hand: {error}"
-
-
-@contextmanager
-def _temporary_queue(urls: QueueUrls, name: str) -> Iterator[TemporaryQueue]:
-    """Make a queue for the block."""
-    conn_id, client, queue_name = urls.conn_id, urls.client, urls.name(name)
-    with translated(conn_id, f"create queue {queue_name}"):
-        url = client.create_queue(QueueName=queue_name)["QueueUrl"]
-    queue = _TemporaryQueue(name, conn_id, client, url)
-    try:
-        yield queue
-    finally:
-        queue.end()
-        urls.forget(name)

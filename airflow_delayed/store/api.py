@@ -7,7 +7,7 @@ the hook adds the connection, the metrics and the user.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ from airflow_delayed.delivery import (
     Delivery,
     Finding,
     SendReport,
-    TemporaryQueue,
     TopologyReport,
 )
 from airflow_delayed.identity import Origin, typed_key_ids
@@ -92,7 +91,6 @@ from airflow_delayed.store.records import (
 from airflow_delayed.store.remembered_ids import DISPATCHED
 from airflow_delayed.store.schema import TABLE, store_tables
 from airflow_delayed.store.script import install_script as install_script
-from airflow_delayed.store.temporary_queue import temporary_queue_table
 from airflow_delayed.store.timeline import Timeline, timeline
 from airflow_delayed.store.version import (
     check_ready,
@@ -922,11 +920,6 @@ class Store(DelayStore):
             return made
 
     # queue tables
-
-    def temporary_queue(self, name: str, seconds: float) -> AbstractContextManager[TemporaryQueue]:
-        """Return a block with a queue table of its own in this database."""
-        check_queue_name(name)
-        return temporary_queue_table(self.conn_id, self.engine, self.schema, name)
 
     def dataset(self, destination: str) -> Dataset:
         """Return OpenLineage's name of a queue table of this database; of several hosts it names the first."""

@@ -302,7 +302,7 @@ NEEDED = {
     }
     for need in client.NEEDS
     # the policy of a queue that is not there yet denies nothing
-    if need.queue not in ("*", client.TEMPORARY_QUEUE)
+    if need.queue != "*"
 }
 
 

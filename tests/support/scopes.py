@@ -54,6 +54,7 @@ GROUPS = {
         "tests/integration/test_sqs_long_delays_dag.py",
         "tests/integration/test_sqs_sensor.py",
         "tests/integration/test_store_dags.py",
+        "tests/integration/test_try_it_dag.py",
     ),
     "the page": ("tests/integration/ui/test_ui_",),
 }
@@ -66,7 +67,6 @@ LONG_FILES = (
     "tests/integration/test_store_large_rows.py",
     "tests/integration/test_store_unreadable.py",
     "tests/integration/test_docs_rabbitmq.py",
-    "tests/integration/test_send_command.py",
     "tests/integration/test_store_progress.py",
     "tests/integration/test_oldest_airflow.py",
     "tests/integration/test_store_operations.py",
