@@ -36,7 +36,6 @@ from airflow_delayed.store.bulk import own_place
 from airflow_delayed.store.changes import Location, MessageChange, Purge, locate
 from airflow_delayed.store.database import IDS, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
-from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.engine import retried
 from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageState
 from airflow_delayed.store.outcomes import MAX_TOMBSTONES, NAMED_IDS, Outcome, Outcomes, OutOfReach
@@ -432,9 +431,7 @@ class IdPages:
             if statement is None:
                 return []
             values = page_values(self._database_time(connection), place, run)
-            found: Sequence[tuple[Any, ...]] = connection.execute(statement, values).all()
-        # a time after the year 9999 is behind each place, so its rows would be on each page again
-        return found if place is None or place[0] < LAST else [row for row in found if row[:2] > place]
+            return connection.execute(statement, values).all()
 
     def remaining(self, most: int) -> int:
         """Count the messages behind the limit, up to so many."""

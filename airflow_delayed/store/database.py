@@ -99,8 +99,6 @@ class Dialect:
     locks_examined_rows: ClassVar[bool] = False
     #: Whether a database is a file, which only machines that share its disk can read.
     is_file: ClassVar[bool] = False
-    #: Whether an id may be bytes that are no text.
-    keeps_raw_ids: ClassVar[bool] = False
     #: Whether a page of several runs is read run by run.
     reads_by_run: ClassVar[bool] = False
     #: Whether CREATE INDEX lacks ``IF NOT EXISTS``, so that an install's script has the indexes within CREATE TABLE.

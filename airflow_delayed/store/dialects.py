@@ -44,7 +44,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 from airflow_delayed.errors import DelayedError
-from airflow_delayed.store import bulk, drivers, network
+from airflow_delayed.store import bulk, network
 from airflow_delayed.store.database import NUMBER, Dialect, Row, TimeUnit
 
 #: How long SQLite waits for another writer: a dispatcher holds the database while one batch is sent.
@@ -92,9 +92,8 @@ class PostgreSQL(Dialect):
         return {**super().engine_options(), "connect_args": {"client_encoding": "utf8"}}
 
     def prepare(self, engine: Engine) -> None:
-        """Set timeouts and the session, and read times that Python cannot hold."""
+        """Set timeouts and the session."""
         network.limit_silence(engine)
-        drivers.tolerate_postgresql(engine)
         event.listen(engine, "connect", self._connected, insert=True)
         event.listen(engine, "begin", self._begun)
 
@@ -288,9 +287,8 @@ class MySQL(Dialect):
         return {**super().engine_options(), "connect_args": {"charset": "utf8mb4"}}
 
     def prepare(self, engine: Engine) -> None:
-        """Set timeouts and the session, and read times that Python cannot hold."""
+        """Set timeouts and the session."""
         network.limit_silence(engine)
-        drivers.tolerate_mysql(engine)
         # before SQLAlchemy looks at the first connection's sql_mode
         event.listen(engine, "connect", self._connected, insert=True)
 
@@ -372,7 +370,6 @@ class SQLite(Dialect):
     """A SQLite file: one transaction writes at a time, and waits for another by the driver."""
 
     is_file = True
-    keeps_raw_ids = True
     _clock = "SELECT strftime('%Y-%m-%d %H:%M:%f000', 'now')"
 
     def engine_options(self) -> dict[str, Any]:
@@ -380,8 +377,7 @@ class SQLite(Dialect):
         return {"hide_parameters": True, "connect_args": {"timeout": SQLITE_BUSY_SECONDS}}
 
     def prepare(self, engine: Engine) -> None:
-        """Begin transactions at once, as servers do, and read values that Python cannot hold."""
-        drivers.tolerate_sqlite(engine)
+        """Begin transactions at once, as servers do."""
         event.listen(engine, "connect", self._connected)
         event.listen(engine, "begin", self._begun)
 

@@ -55,8 +55,7 @@ def prepare(engine: Engine) -> Engine:
     PostgreSQL times are read in UTC, because in another zone the year 9999 may become the year 10000, which Python
     does not have, and in ISO's form, the only one that drivers read. On MySQL and MariaDB the sql_mode is the store's
     own: a value that does not fit is an error, but a stored time such as 0000-00-00 can be moved to another table.
-    Texts are sent in UTF-8. Values that Python cannot hold fail no query, see
-    :mod:`airflow_delayed.store.drivers`. A host that falls silent is an error after some seconds, see
+    Texts are sent in UTF-8. A host that falls silent is an error after some seconds, see
     :mod:`airflow_delayed.store.network`.
 
     :raises DelayedError: no store can be kept in such a database.

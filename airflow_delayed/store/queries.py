@@ -35,7 +35,6 @@ from airflow_delayed.identity import Origin, SentBy
 from airflow_delayed.store import cancelled
 from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import database_time, dialect_of
-from airflow_delayed.store.drivers import LAST
 from airflow_delayed.store.filters import BOTH, CANCELLED, Conditions, MessageFilter, moments
 from airflow_delayed.store.outcomes import OutOfReach
 from airflow_delayed.store.records import Remembered, StoredMessage, columns, of_runs, origin_of, place_of, stored
@@ -248,9 +247,6 @@ def _first_of_both(
         )
         if statement is not None:
             found += [stored(row, where, now, origin) for row in connection.execute(statement, values)]
-    if place is not None and place[0] >= LAST:
-        # a time after the year 9999 is behind each place, so its rows would be on each page again
-        found = _behind(found, place)
     return _in_order(found)[:size]
 
 

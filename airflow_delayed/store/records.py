@@ -23,7 +23,6 @@ from airflow_delayed.identity import Origin, digest_of
 from airflow_delayed.message import DelayedMessage, check_text, from_microseconds, microseconds
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import database_time, dialect_of
-from airflow_delayed.store.drivers import NoTime
 from airflow_delayed.store.filters import MessageState, claimed_until, failed_state, state_of
 from airflow_delayed.store.policy import MAX_DESTINATION, MAX_QUEUE_NAME
 from airflow_delayed.store.schema import MAX_BODY, MAX_HEADER_BYTES, Tables, Where
@@ -388,8 +387,6 @@ def to_message(row: Mapping[str, Any]) -> DelayedMessage:
     if given != b"{}":
         headers = headers_of(given)
         trace = headers.pop(_TRACE) if isinstance(headers.get(_TRACE), dict) else None
-    if isinstance(row["Time"], NoTime):
-        raise InvalidMessage("due_at", "is not a time of the years 1 to 9999")
     return DelayedMessage(
         destination=row["Destination"],
         body=bytes(row["State"]),

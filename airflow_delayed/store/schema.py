@@ -48,18 +48,20 @@ The names of the other tables begin with the name of the table of messages:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 from sqlalchemy import (
+    CheckConstraint,
     Column,
     Index,
     Integer,
     MetaData,
     String,
     Table,
+    literal_column,
     text,
 )
 from sqlalchemy import Dialect as SqlDialect
@@ -193,8 +195,9 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
         yield partial(suffix, "Tag", "Time")
         yield partial(suffix, "Run", "Time")
 
+    columns = _message_columns()
     return Tables(
-        messages=table("", *_message_columns(), *indexes(""), partial("", "NextTry")),
+        messages=table("", *columns, _finite(name, columns), *indexes(""), partial("", "NextTry")),
         past=table(
             "_past",
             _column("Id", text_column(MAX_ID), primary_key=True),
@@ -311,6 +314,13 @@ def _message_columns() -> list[Column[Any]]:
         _column("Run", NUMBER),
         _column("ReplacedAt", UtcTime()),
     ]
+
+
+def _finite(name: str, columns: Sequence[Column[Any]]) -> CheckConstraint:
+    """Return the constraint that due times are of the years 1 to 9999: PostgreSQL has infinite ones."""
+    [due] = (column for column in columns if column.name == "Time")
+    years = due.between(literal_column("'0001-01-01 00:00:00'"), literal_column("'9999-12-31 23:59:59.999999'"))
+    return CheckConstraint(years, name=quoted_name(f"{name}_Time_check", quote=True))
 
 
 def _field_type(field: MessageField) -> TypeEngine[Any]:

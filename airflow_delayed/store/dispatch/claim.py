@@ -27,7 +27,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Integer,
-    LargeBinary,
     Select,
     Table,
     Text,
@@ -39,7 +38,6 @@ from sqlalchemy import (
     or_,
     select,
     type_coerce,
-    update,
 )
 from sqlalchemy.exc import IntegrityError
 
@@ -51,7 +49,6 @@ from airflow_delayed.store.bulk import Place, own_place
 from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.settle import Row
-from airflow_delayed.store.drivers import raw_of
 from airflow_delayed.store.pauses import Hold, not_held
 from airflow_delayed.store.records import count_rows, delivered_by
 from airflow_delayed.store.schema import MAX_BODY, MAX_HEADER_BYTES, Tables, UtcTime
@@ -192,8 +189,6 @@ def lock_due(connection: Connection, tables: Tables, request: ClaimRequest, now:
     small = {"most_small": max(1, request.most_bytes // request.limit)}
     for looks in range(1, _LOOKS + 1):
         rows = _lock(connection, tables, request, {**values, **small})
-        if dialect.keeps_raw_ids:
-            _make_nameable(connection, tables, rows)
         if rows or looks == _LOOKS or not dialect.locks_examined_rows:
             break
         if not _overlooked(connection, tables, request, now):
@@ -250,14 +245,6 @@ def _read_large(connection: Connection, tables: Tables, rows: Sequence[dict[str,
         statement = select(table.c.Id, table.c.State, table.c.Headers).where(table.c.Id.in_(some))
         for row in connection.execute(dialect_of(connection).by_key(statement, table)):
             large[row.Id].update(State=row.State, Headers=row.Headers)
-
-
-def _make_nameable(connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]]) -> None:
-    """Replace each id that is no text by a text: SQLite stores any value in any column."""
-    table = tables.messages
-    for row in rows:
-        if (raw := raw_of(row["Id"])) is not None:
-            connection.execute(update(table).where(cast(table.c.Id, LargeBinary) == raw).values(Id=row["Id"]))
 
 
 def _overlooked(connection: Connection, tables: Tables, request: ClaimRequest, now: datetime) -> bool:
