@@ -48,8 +48,6 @@ def settings(folder: Path) -> dict[str, str]:
     return {
         "NIGHTLY_REMINDERS_FILE": str(folder / "appointments.csv"),
         "AIRFLOW__DELAYED__PAGE_STORES": "delayed_store",
-        "AIRFLOW__DELAYED__PAGE_TABS": "True",
-        "AIRFLOW__DELAYED__PAGE_HOME_CARD": "True",
         # so that the login viewer sees how far a viewer may come
         "AIRFLOW__DELAYED__VIEWERS": "plugins",
         "AIRFLOW__DELAYED__PAGE_RABBITMQ": "delayed_rabbitmq",

@@ -109,16 +109,6 @@ def page_body_limit() -> int:
     return _number("page_body_limit", "give a whole number of bytes, 0 or more")
 
 
-def page_tabs() -> bool:
-    """Return whether the page is a tab of each DAG, run, task and task instance too."""
-    return _switch("page_tabs")
-
-
-def page_home_card() -> bool:
-    """Return whether Airflow's home has a card with the verdict of the page."""
-    return _switch("page_home_card")
-
-
 def sqlite_on_shared_disk() -> bool:
     """Return whether all of Airflow's processes see the file of a store in SQLite, also where workers are remote."""
     return _switch("sqlite_on_shared_disk")

@@ -192,20 +192,6 @@ def get_provider_info() -> dict[str, Any]:
                         default="connections",
                         example="plugins",
                     ),
-                    "page_tabs": _option(
-                        "Whether the page is a tab of each DAG, run, task and task instance too. The tab stands there"
-                        " also on DAGs that send nothing: Airflow cannot tell them apart.",
-                        "boolean",
-                        default="False",
-                        example="True",
-                    ),
-                    "page_home_card": _option(
-                        "Whether Airflow's home has a card that says whether messages are delivered. It uses Airflow's"
-                        " interface for React plugins, which is experimental.",
-                        "boolean",
-                        default="False",
-                        example="True",
-                    ),
                     "metrics_token": _option(
                         "The token with which Prometheus reads /delayed-deliveries/metrics of the API server, as"
                         " Authorization: Bearer. Without it there are no such metrics. It may come from a secrets"

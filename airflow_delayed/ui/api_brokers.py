@@ -1,12 +1,8 @@
-"""The routes of RabbitMQ and SQS: counts of the messages that wait, and redrive of undeliverable ones.
-
-And the routes that verify a connection, of a store too: what is wrong with it, and what install would do; and install.
-"""
+"""The routes of RabbitMQ and SQS: counts of the messages that wait, and redrive of undeliverable ones."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -15,7 +11,7 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from airflow_delayed.delivery import State, TopologyReport, delivery_for
+from airflow_delayed.delivery import State, delivery_for
 from airflow_delayed.diagnosis import one_of_each, with_remedies
 from airflow_delayed.message import utcnow
 from airflow_delayed.ui import security
@@ -24,25 +20,20 @@ from airflow_delayed.ui.models import (
     WHO_SEES_WHY,
     ApiModel,
     FindingResponse,
-    InstallBody,
-    InstallQueuesBody,
     RedriveBody,
     RedriveUnroutableBody,
 )
-from airflow_delayed.ui.security import is_rabbitmq, is_sqs, is_store
+from airflow_delayed.ui.security import is_rabbitmq, is_sqs
 
 if TYPE_CHECKING:
     from airflow_delayed.sqs.stats import QueueDepth
 
 router = APIRouter(tags=["brokers"], route_class=security.GuardedRoute)
-verify_router = APIRouter(tags=["verify"], dependencies=[security.verifies], route_class=security.GuardedRoute)
 
 #: Messages that one redrive looks at.
 MAX_REDRIVEN = 1000
 #: Seconds for which it is known, at least and at most, what differs in a RabbitMQ: each of its parts is asked for.
 VERIFY_KEPT = 30.0, 45.0
-#: What an install makes or repairs, or would.
-_MADE = (State.PLANNED, State.CREATED, State.WOULD_REPAIR, State.REPAIRED)
 
 
 class LevelResponse(ApiModel):
@@ -280,90 +271,3 @@ async def redrive_sqs(
         )
 
     return await pool.call(connection_id, move, seconds=CHANGE_SECONDS)
-
-
-class VerifyResponse(ApiModel):
-    """What is wrong with a connection, and what an install would do about it."""
-
-    findings: list[FindingResponse] = Field(description="As verify() and airflow delayed doctor have them")
-    plan: list[str] = Field(description="One line for each part that an install would make, or that differs")
-
-
-@verify_router.get("/stores/{connection_id}/verify", dependencies=[is_store])
-async def verify_store(connection_id: str, pool: HookPoolDep) -> VerifyResponse:
-    """Verify a store's tables, and look for what keeps its messages from being dispatched."""
-    return await _verify(pool, connection_id, [])
-
-
-@verify_router.get("/rabbitmq/{connection_id}/verify", dependencies=[is_rabbitmq])
-async def verify_rabbitmq(connection_id: str, pool: HookPoolDep) -> VerifyResponse:
-    """Verify the delay queues of a RabbitMQ."""
-    return await _verify(pool, connection_id, [])
-
-
-@verify_router.get("/sqs/{connection_id}/{queue}/verify", dependencies=[is_sqs])
-async def verify_sqs(connection_id: str, queue: str, pool: HookPoolDep) -> VerifyResponse:
-    """Verify the queues of one destination of SQS."""
-    return await _verify(pool, connection_id, [queue])
-
-
-async def _verify(pool: HookPool, connection_id: str, destinations: Sequence[str]) -> VerifyResponse:
-    def work() -> tuple[TopologyReport, TopologyReport]:
-        with closing(delivery_for(connection_id)) as hook:
-            return hook.verify(destinations), hook.install(destinations, dry_run=True)
-
-    report, planned = await pool.call(connection_id, work, seconds=CHANGE_SECONDS)
-    return VerifyResponse(
-        findings=[
-            FindingResponse.of(finding) for finding in with_remedies(connection_id, report) if finding.severity != "ok"
-        ],
-        plan=_parts(planned),
-    )
-
-
-class InstallResponse(ApiModel):
-    """What an install has made, or with ``dry_run`` would make; without parts and problems all is there."""
-
-    dry_run: bool
-    parts: list[str]
-    problems: list[str] = Field(description="Of a dry run: why nothing would be made")
-
-
-@router.post("/rabbitmq/{connection_id}/install", dependencies=[is_rabbitmq, security.edits])
-async def install_rabbitmq(
-    connection_id: str, install: InstallQueuesBody, pool: HookPoolDep, user: security.User
-) -> InstallResponse:
-    """Make the delay queues of a RabbitMQ, and destinations that are not there."""
-    done = await _install(pool, user, connection_id, install.destinations, dry_run=install.dry_run)
-    for name in ("rabbitmq", "verify"):
-        pool.invalidate(f"{name} {connection_id}")
-    return done
-
-
-@router.post("/sqs/{connection_id}/{queue}/install", dependencies=[is_sqs, security.edits])
-async def install_sqs(
-    connection_id: str, queue: str, install: InstallBody, pool: HookPoolDep, user: security.User
-) -> InstallResponse:
-    """Make a destination of SQS, and its delay queue."""
-    done = await _install(pool, user, connection_id, [queue], dry_run=install.dry_run)
-    pool.invalidate(f"sqs {connection_id} {queue}")
-    return done
-
-
-async def _install(
-    pool: HookPool, user: security.User, connection_id: str, destinations: Sequence[str], *, dry_run: bool
-) -> InstallResponse:
-    def work() -> TopologyReport:
-        with closing(delivery_for(connection_id)) as hook:
-            if dry_run:
-                return hook.install(destinations, create_destinations=True, dry_run=True)
-            details = {"connection_id": connection_id, "destinations": list(destinations)}
-            with security.logged("install", user, details):
-                return hook.install(destinations, create_destinations=True)
-
-    report = await pool.call(connection_id, work, seconds=CHANGE_SECONDS)
-    return InstallResponse(dry_run=dry_run, parts=_parts(report), problems=[str(one) for one in report.problems])
-
-
-def _parts(report: TopologyReport) -> list[str]:
-    return [str(finding) for finding in report if finding.state in _MADE]

@@ -17,8 +17,6 @@ path                                         right     answer
 ``GET /api/v1/stores/{id}/pauses``           views     see ``api_pauses``
 ``GET /api/v1/rabbitmq|sqs/.../summary``     views     see ``api_brokers``
 ``POST /api/v1/rabbitmq|sqs/.../redrive``    edits     see ``api_brokers``
-``POST /api/v1/rabbitmq|sqs/.../install``    edits     see ``api_brokers``
-``GET /api/v1/.../verify``                   edits     see ``api_brokers``
 ``GET /api/v1/stores/.../timeline``          views     see ``api_stores``
 ``GET /openapi.json``                        opens     all of it for programs
 ``GET /metrics``                             token     see ``api_live``
@@ -31,8 +29,7 @@ broker that is away or busy, 504 an answer that took over five seconds.
 
 The content security policy of the page allows scripts, styles, images, fonts and requests from this path's origin
 alone, nothing inline; images also as ``data:``. The page sends its requests relative to its own address,
-``api/v1/...``. From a DAG, a run, a task or a task instance it is opened with those of
-``?dag_id=&run_id=&task_id=&map_index=`` that are known.
+``api/v1/...``. A task's link opens it with ``?store=&dag_id=&run_id=&task_id=&map_index=``.
 """
 
 from __future__ import annotations
@@ -99,7 +96,6 @@ def create(pool: HookPool | None = None) -> FastAPI:
         api_stores.change_router,
         api_pauses.router,
         api_brokers.router,
-        api_brokers.verify_router,
     ):
         api.include_router(routes)
     app.include_router(api)

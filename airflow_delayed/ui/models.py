@@ -225,22 +225,6 @@ class RescheduleBody(ChangeBody):
         return self
 
 
-class InstallBody(BaseModel):
-    """An install of what messages need."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    dry_run: bool = Field(description="Make nothing, and report what would be made")
-
-
-class InstallQueuesBody(InstallBody):
-    """An install of the delay queues, and of destinations that are not there."""
-
-    destinations: list[Annotated[_Text, StringConstraints(max_length=MAX_DESTINATION)]] = Field(
-        default=[], max_length=MAX_IDS, description="Queues to create"
-    )
-
-
 class RedriveBody(BaseModel):
     """A redrive: messages that could not be delivered are moved back."""
 

@@ -1,4 +1,4 @@
-"""The page in Airflow's navigation, and, if it is wanted, in the tabs of a DAG, a run, a task and a task instance.
+"""The page in Airflow's navigation.
 
 Every component of Airflow imports this module, so the app itself is imported and built by the first request. If it
 cannot be built, each request is answered 503.
@@ -26,43 +26,15 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 log = logging.getLogger(__name__)
 
 NAME = "Delayed deliveries"
+#: The navigation cuts longer names.
 NAV_NAME = "Delayed"
-
-#: The places of the page, with the query that each is opened with; Airflow's UI fills in the names, URI-encoded.
-_PLACES = {
-    "nav": "",
-    "dag": "?dag_id={DAG_ID}",
-    "dag_run": "?dag_id={DAG_ID}&run_id={RUN_ID}",
-    "task": "?dag_id={DAG_ID}&task_id={TASK_ID}",
-    "task_instance": "?dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}",
-}
 
 
 def views() -> list[dict[str, Any]]:
-    """Return the page's places in Airflow's UI."""
+    """Return the page's place in Airflow's navigation."""
     top = _top()
-    return [
-        {
-            # the navigation cuts longer names
-            "name": NAV_NAME if place == "nav" else NAME,
-            "href": f"{top}{query}",
-            "destination": place,
-            # a route may be there once only
-            "url_route": ROUTE if place == "nav" else f"{ROUTE}-{place.replace('_', '-')}",
-            "icon": f"{top}static/icon.svg",
-            "icon_dark_mode": f"{top}static/icon-dark.svg",
-        }
-        for place, query in _PLACES.items()
-        if place == "nav" or config.page_tabs()
-    ]
-
-
-def cards() -> list[dict[str, Any]]:
-    """Return the card of Airflow's home, if it is wanted."""
-    if not config.page_home_card():
-        return []
-    card = {"name": f"{NAME}: verdict", "bundle_url": f"{_top()}static/home.js", "destination": "dashboard"}
-    return [{**card, "url_route": f"{ROUTE}-home"}]
+    icons = {"icon": f"{top}static/icon.svg", "icon_dark_mode": f"{top}static/icon-dark.svg"}
+    return [{"name": NAV_NAME, "href": top, "destination": "nav", "url_route": ROUTE, **icons}]
 
 
 def _top() -> str:
@@ -126,4 +98,3 @@ class DelayedPlugin(AirflowPlugin):
     name = "delayed_deliveries"
     fastapi_apps = [{"app": LazyApp(), "url_prefix": f"/{ROUTE}", "name": NAME}]
     external_views = views()
-    react_apps = cards()

@@ -9,8 +9,8 @@ right     it allows                            a user has it who
 ``views`` figures, lists, chart                may read the connection; with ``[delayed] viewers = plugins``
                                                needs no more than the page itself
 ``reads`` bodies, header values                may read the connection
-``edits`` cancel, restore, reschedule, retry,  may edit the connection; all but the last three of what a DAG
-          pause, erase, redrive, install       sent: also who ``views`` and may edit that DAG
+``edits`` cancel, restore, reschedule, retry,  may edit the connection; all but the last two of what a DAG
+          pause, erase, redrive                sent: also who ``views`` and may edit that DAG
 ========= ==================================== ============================================================
 
 Where Airflow has teams, the right to a connection of a team needs membership of it. The page calls no connection but
@@ -121,15 +121,6 @@ async def _check_views(connection_id: str, user: User) -> None:
 
 #: The user may view figures and lists of that connection.
 views = Depends(_check_views)
-
-
-async def _check_edits(connection_id: str, user: User) -> None:
-    if not await run_in_threadpool(may, "edit", connection_id, user):
-        raise HTTPException(403, "Forbidden")
-
-
-#: The user may edit that connection; for requests without a body, which Airflow's own check reads.
-verifies = Depends(_check_edits)
 
 
 def rights(connection_id: str, user: User) -> ConnectionRights | None:

@@ -78,22 +78,10 @@ export function leave(event) {
   window.parent.dispatchEvent(new Popped("popstate", { state }));
 }
 
-/** Where a tab of Airflow keeps what it shows: its address is Airflow's, and has no room for it. Null: not in a tab. */
-const key = surrounding() && !navigation() ? `delayed-deliveries ${location.pathname}${location.search}` : null;
-
-/** What the page shows at first, as a query: in a tab what it showed last. */
-export const beginning = () => (key && sessionStorage.getItem(key)) || location.search;
-
-/** Keep a query, so that a reload shows the same: in a tab in its session, otherwise in Airflow's address. */
+/** Keep a query in Airflow's address, so that a reload shows the same. */
 export function keep(query) {
-  if (key) return sessionStorage.setItem(key, query);
-  const base = surrounding() && navigation();
+  // the beginning of the address where Airflow's navigation shows this page
+  const [base] = (surrounding() && /^.*\/plugin\/delayed-deliveries(?=\/|$)/.exec(window.parent.location.pathname)) ?? [];
   // Airflow takes over the address of the frame only when the frame is loaded; its router need not know of this
   if (base) window.parent.history.replaceState(window.parent.history.state, "", `${base}${location.pathname}${query}`);
-}
-
-/** The beginning of Airflow's address where its navigation shows this page; null elsewhere. */
-function navigation() {
-  const place = /^.*\/plugin\/delayed-deliveries(?=\/|$)/.exec(window.parent.location.pathname);
-  return place && place[0];
 }

@@ -1,6 +1,6 @@
 // The operations page: the verdict, the messages of one store, and a card for each connection.
 
-import { beginning, followTheme, keep } from "./airflow.js";
+import { followTheme, keep } from "./airflow.js";
 import { Fault, get } from "./api.js";
 import { h, rest, show } from "./dom.js";
 import { Messages } from "./messages.js";
@@ -62,15 +62,14 @@ async function start() {
   overview.setAttribute("aria-busy", "false");
   section.hidden = document.getElementById("search").hidden = !messages;
   // at once: they are there after the second round trip
-  if (messages) restore(beginning());
+  if (messages) restore();
   await look();
 }
 
-/** Show what the address says, or a query. */
-function restore(query = location.search) {
-  const given = new URLSearchParams(query);
-  // what Airflow knows no name for stays in braces, such as the map index of a task that is not mapped
-  const values = (name) => given.getAll(name).map((value) => value.replace(/^\{[A-Z_]+\}$/, "")).filter(Boolean);
+/** Show what the address says. */
+function restore() {
+  const given = new URLSearchParams(location.search);
+  const values = (name) => given.getAll(name).filter(Boolean);
   const filter = Object.fromEntries(FIELDS.map((name) => [name, name === "state" ? values(name) : values(name)[0] ?? ""]));
   const store = messages.stores.find(({ connection_id: name }) => name === given.get("store"));
   return messages.restore(store, filter, given.get("message"));

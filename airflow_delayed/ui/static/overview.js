@@ -55,13 +55,13 @@ function figure(name, value, { tone = null, note = null, go = null } = {}) {
 /** Parts of cards by key: a card that is drawn again keeps what is open, and reads it again. */
 const parts = new Map();
 
-/** A part of a card that is read when it is opened, and with the figures if it is live; draw(found, again) returns its content. */
-function later(name, key, read, draw, { live = true } = {}) {
+/** A part of a card that is read when it is opened, and then with the figures; draw(found, again) returns its content. */
+function later(name, key, read, draw) {
   const id = `${key} ${name}`;
   if (!parts.has(id)) parts.set(id, opening(name, id));
   const part = parts.get(id);
   Object.assign(part, { read, draw });
-  if (live && part.element.open) part.load();
+  if (part.element.open) part.load();
   return part.element;
 }
 
@@ -137,12 +137,6 @@ function pauses(connection, { dispatchers: seen }) {
     connection.may.edit && names.length > 0 && h("p", {}, h("button", { type: "button", "data-key": "pause connection", onclick: () => pause(path, names.flatMap((name) => selectionsOf({ deliver_conn_id: name }))) }, "Pause a connection…"))]);
 }
 
-function verify(connection) {
-  return connection.may.edit && later("Verify", pathOf(connection), () => get(`${pathOf(connection)}/verify`), ({ findings, plan }) => [
-    findings.length ? h("ul", {}, findings.map(({ code, where, what, remedy }) => h("li", {}, h("strong", {}, where), `: ${what} (${code}).`, remedy && ` What to do: ${remedy}.`))) : h("p", {}, "Nothing is wrong."),
-    h("p", {}, plan.length ? "An install would do this:" : "An install would do nothing."), plan.length > 0 && h("ul", {}, plan.map((line) => h("li", {}, line)))], { live: false });
-}
-
 function store(summary, { connection, find }) {
   const { at, last_dispatched: gone, next_due: next } = summary;
   const hour = new Date(Date.parse(at) + 3_600_000).toISOString();
@@ -159,7 +153,7 @@ function store(summary, { connection, find }) {
       figure("Next due", next ? relative(next, at) : "nothing", { note: time(next) }),
       figure("Last dispatched", gone ? relative(gone.at, at) : "none yet", {
         note: gone && time(gone.at), go: gone && (() => find({ id: gone.message_id })) })),
-    dispatchers(summary, pathOf(connection)), pauses(connection, summary), audit(connection), verify(connection),
+    dispatchers(summary, pathOf(connection)), pauses(connection, summary), audit(connection),
   ];
 }
 
@@ -183,7 +177,6 @@ function rabbitmq(summary, context) {
           h("td", { class: "number" }, level.messages?.toLocaleString() ?? "unknown"),
           h("td", { class: "number" }, level.stuck?.toLocaleString() ?? "unknown"),
           h("td", { class: "time" }, time(level.earliest)), h("td", { class: "time" }, time(level.latest)))))))),
-    verify(context.connection),
   ];
 }
 
@@ -199,6 +192,5 @@ function sqs(summary, context) {
       h("tbody", {}, row("Destination", summary.destination), row("Delay FIFO", summary.delay_queue), row("Dead letters", dead)))),
     h("p", { class: "muted" }, "Counts are SQS's own, which are approximate."),
     dead && dead.waiting > 0 && context.connection.may.edit && redrive(context, "Move dead letters back…"),
-    verify(context.connection),
   ];
 }

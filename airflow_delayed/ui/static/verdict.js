@@ -3,7 +3,6 @@
 import { Fault, airflow, get, part, pathOf } from "./api.js";
 import { destinations } from "./destinations.js";
 import { h, show } from "./dom.js";
-import { install } from "./install.js";
 import { pauser } from "./overview.js";
 import { unpause } from "./pauses.js";
 import { lines } from "./remedy.js";
@@ -55,13 +54,12 @@ export function verdict(element, { find, retry, failed, connections }) {
       h("p", { class: "buttons" }, buttons(one)));
   }
 
-  function buttons({ code, connection_id: name, kind, queue, where, since, states, remedy, paused_dag: paused, run_dag: dag, deliver_conn_id: deliver, destination, pause }) {
+  function buttons({ code, connection_id: name, kind, where, since, states, remedy, paused_dag: paused, run_dag: dag, deliver_conn_id: deliver, pause }) {
     const button = (label, onclick) => h("button", { type: "button", "data-key": `${label} ${name} ${code} ${where}`, onclick }, label);
     const connection = connections().find((one) => one.connection_id === name && one.kind === kind);
     // of the connection that delivers: what is not on the page, Airflow decides on
     const settings = remedy?.includes(OF_SETTINGS) && ((kind === "store" && deliver) || name);
     const mayEdit = connections().find((one) => one.connection_id === settings)?.may.edit ?? true;
-    const broker = code === "destination-missing" ? brokerOf(deliver, destination) : code === "missing" && kind !== "store" ? brokerOf(name, queue) : null;
     // rows that cannot be read would fail again: then it names no retry
     const many = code === "failed" && remedy?.includes("airflow delayed retry") && connection?.may.edit && failed(name);
     return [
@@ -72,9 +70,6 @@ export function verdict(element, { find, retry, failed, connections }) {
       // its figures, and what can be moved back
       kind !== "store" && !since && button("Show the connection", () => find(name, null)),
       settings && mayEdit && h("a", { class: "button", href: address(`connections?name_pattern=${part(settings)}`), onclick: leave }, "Edit the connection"),
-      broker && button(destination ? `Create ${destination}…` : "Create…", async () => {
-        if (await install(broker, destination ? [destination] : [])) load();
-      }),
       many > 0 && button(`Retry ${many.toLocaleString()}…`, () => retry(name, { state: ["failed"] })),
       paused && [pauser(paused, { is_paused: true }, load), open(paused)],
       dag && [runner(dag, load), open(dag)],
@@ -82,11 +77,6 @@ export function verdict(element, { find, retry, failed, connections }) {
   }
 
   const open = (dag) => h("a", { class: "button", href: address(`dags/${part(dag)}`), onclick: leave }, `Open the DAG ${dag}`);
-
-  /** The connection of the page that can make a destination, if the user may. */
-  function brokerOf(name, destination) {
-    return connections().find((one) => one.connection_id === name && one.may.edit && (one.kind === "rabbitmq" || (one.kind === "sqs" && one.queue === destination)));
-  }
 
   phone.addEventListener("change", draw);
 

@@ -89,13 +89,5 @@ def test_each_destination_is_named_and_each_cause_has_its_action(site: Site) -> 
     says(page, "Copied")
     assert axe.violations(page) == []
     site.take(page, "causes")
-    # what would be made is shown first
-    page.click("#verdict button", text="Create letters…")
-    says(page, "queue letters: would create")
-    assert axe.violations(page) == []
-    page.click("dialog footer button", text="Create")
-    page.wait_for("page.querySelector('dialog .notice.good') !== null")
-    says(page, "queue letters: created")
-    page.click("dialog footer button", text="Done")
-    url = "rabbitmq/delayed_rabbitmq/install"
-    assert site.api("POST", url, json={"destinations": ["letters"], "dry_run": True})["parts"] == []
+    # and what does the same in Airflow
+    says(page, "In Airflow: trigger the DAG that has the TopologyInstallOperator for it.")

@@ -15,9 +15,6 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 def test_an_operator_sees_what_waits_is_late_and_is_stuck(site: Site) -> None:
     page = site.open("op", "/")
     page.frame = None
-    # Airflow's home says it already
-    says(page, "Delayed deliveries: Not delivering")
-    site.take(page, "home")
     # from Airflow's own navigation
     page.click("a[href*='delayed-deliveries'], button[aria-label*='Delayed']")
     page.frame = FRAME

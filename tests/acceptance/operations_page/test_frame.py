@@ -1,33 +1,29 @@
-"""The page in Airflow's frame and tabs, and by itself: addresses, Back, links."""
+"""The page in Airflow's frame, and by itself: addresses, Back, links."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import demo_ui
 import pytest
 from support import axe
 from support.browsed_page import Site, listed, look_up, says
 
+from airflow_delayed.links import page_link
 from airflow_delayed.message import DelayedMessage
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 def test_a_run_and_a_task_show_what_they_sent(site: Site) -> None:
-    run = quote(site.run, safe="")
-    for path in (
-        f"/dags/{demo_ui.DAG}/plugin/delayed-deliveries-dag",
-        f"/dags/{demo_ui.DAG}/runs/{run}/plugin/delayed-deliveries-dag-run",
-        f"/dags/{demo_ui.DAG}/runs/{run}/tasks/send/plugin/delayed-deliveries-task-instance",
-    ):
-        page = site.open("op", path)
+    for sender in ({}, {"run_id": site.run}, {"run_id": site.run, "task_id": "send"}):
+        page = site.open("op", page_link("", store="delayed_store", dag_id=demo_ui.DAG, **sender))
         says(page, "Sent by")
         found = listed(page, bool)
-        assert all(name.startswith("appointment-") for name in found), (path, found)
+        assert all(name.startswith("appointment-") for name in found), (sender, found)
         assert page.evaluate("page.querySelector('input[name=dag_id]').value") == demo_ui.DAG
-    # a tab shows after a reload what it showed before
+    # a reload shows the same
     found = listed(page, bool)
     look_up(page, found[0], f"id {found[0]}")
     listed(page, lambda ids: ids == found[:1])

@@ -100,29 +100,12 @@ def test_an_exchange_that_is_missing_is_a_cause(
     eventually(lambda: causes() == [])
 
 
-def test_a_missing_queue_is_created_by_who_may_edit_the_connection(page: Page, empty_vhost: VirtualHost, connect):
-    hook = RabbitMQDelayHook(connect("rabbit", **empty_vhost.connection))
-    url, body = "/api/v1/rabbitmq/rabbit/install", {"destinations": ["orders"]}
-    assert page.error("POST", url, "user", json={**body, "dry_run": False}) == (403, "forbidden")
-    planned = page.post(url, "op", **body, dry_run=True)["parts"]
-    assert "queue orders: would create" in planned
-    assert not hook.verify(["orders"]).ok
-    made = page.post(url, "op", **body, dry_run=False)
-    assert (made["dry_run"], len(made["parts"])) == (False, len(planned))
-    assert hook.verify(["orders"]).ok
-    assert logged("delayed_deliveries.install") == [("op", '{"connection_id": "rabbit", "destinations": ["orders"]}')]
-    # what is there is not made again
-    assert page.post(url, "op", **body, dry_run=False)["parts"] == []
-    assert page.error("POST", url, "op", json={"destinations": ["x" * 300], "dry_run": False}) == (400, "invalid")
-
-
 def test_sqs(page: Page, world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_SQS", f"sqs_test:{world.destination}, sqs_test:never")
     top = f"/api/v1/sqs/sqs_test/{world.destination}"
     dead = f"{world.queue}-dead"
     settings = QueueSettings(dead_letter_queue=dead, max_receive_count=1)
     assert page.error("GET", f"{top}/summary") == (409, "not_ready")
-    assert f"queue {world.queue}: would create" in page.post(f"{top}/install", "op", dry_run=True)["parts"]
     world.hook.install([world.destination], create_destinations=True, settings=settings)
     world.hook.send([world.message(800, "later"), *(world.message(0, f"m{number}") for number in range(3))])
     url = world.url_of(world.queue)

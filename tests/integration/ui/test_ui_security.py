@@ -50,9 +50,6 @@ ROUTES = [
     ("GET", "/api/v1/stores/{connection_id}/messages", {}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/message", {"params": {"id": "m"}}, "sees"),
     ("GET", "/api/v1/stores/{connection_id}/audit", {}, "sees"),
-    ("GET", "/api/v1/stores/{connection_id}/verify", {}, "op"),
-    ("GET", "/api/v1/rabbitmq/{connection_id}/verify", {}, "op"),
-    ("GET", "/api/v1/sqs/{connection_id}/{queue}/verify", {"queue": "q"}, "op"),
     ("GET", "/api/v1/stores/{connection_id}/body", {"params": {"id": "m"}}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/cancel", {"json": CHANGE}, "op"),
     ("POST", "/api/v1/stores/{connection_id}/restore", {"json": CHANGE}, "op"),
@@ -65,8 +62,6 @@ ROUTES = [
     ("GET", "/api/v1/rabbitmq/{connection_id}/summary", {}, "sees"),
     ("POST", "/api/v1/rabbitmq/{connection_id}/redrive", {"json": {"dry_run": True}}, "op"),
     ("GET", "/api/v1/sqs/{connection_id}/{queue}/summary", {"queue": "q"}, "sees"),
-    ("POST", "/api/v1/rabbitmq/{connection_id}/install", {"json": {"dry_run": True}}, "op"),
-    ("POST", "/api/v1/sqs/{connection_id}/{queue}/install", {"queue": "q", "json": {"dry_run": True}}, "op"),
     ("POST", "/api/v1/sqs/{connection_id}/{queue}/redrive", {"queue": "q", "json": {"dry_run": True}}, "op"),
     ("GET", "/api/v1/stores/{connection_id}/timeline", {"params": {"seconds": 86400}}, "sees"),
 ]

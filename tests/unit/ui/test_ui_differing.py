@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.ui import api_brokers
-from airflow_delayed.ui.hook_pool import HookPool
 
 
 class Transport:
@@ -50,15 +47,3 @@ def test_what_is_missing_or_differs_is_taken_once_for_each_kind(monkeypatch: pyt
     assert "replace=True" in str(argument.remedy)
     assert (binding.code, binding.severity) == ("binding", "error")
     assert "airflow delayed install --conn-id rabbit" in str(binding.remedy)
-
-
-def test_what_an_install_cannot_make_is_a_problem_and_no_part(monkeypatch: pytest.MonkeyPatch):
-    transport = Transport()
-    blocked = Finding(state=State.BLOCKED, resource="queue level", found="3 messages wait")
-    planned = Finding(state=State.PLANNED, resource="queue orders")
-    kept = Finding(state=State.OK, resource="queue emails")
-    transport.install = lambda *_, **__: TopologyReport((planned, differs(1), blocked, kept))
-    monkeypatch.setattr(api_brokers, "delivery_for", lambda conn_id: transport)
-    answer = asyncio.run(api_brokers._install(HookPool(), None, "rabbit", ["orders"], dry_run=True))
-    assert answer.parts == ["queue orders: would create"]
-    assert answer.problems == [str(differs(1)), str(blocked)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from airflow_delayed.provider_info import get_provider_info
 from airflow_delayed.ui.models import text_of
-from airflow_delayed.ui.plugin import DelayedPlugin, cards, views
+from airflow_delayed.ui.plugin import DelayedPlugin, views
 from airflow_delayed.ui.security import csrf_problem
 
 
@@ -56,28 +56,11 @@ def test_where_a_request_comes_from(site, origin, refused):
     assert (csrf_problem(site, origin, ["airflow.example", ""]) is not None) is refused
 
 
-def test_the_pages_places_have_routes_of_their_own(monkeypatch: pytest.MonkeyPatch):
+def test_the_page_is_in_airflows_navigation(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://example.com/team/airflow/")
-    # the tabs stand on DAGs that send nothing too, so they are there only if they are wanted
-    assert [one["destination"] for one in views()] == ["nav"]
-    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_TABS", "True")
-    found = views()
-    assert {one["destination"] for one in found} == {"nav", "dag", "dag_run", "task", "task_instance"}
-    assert len({one["url_route"] for one in found}) == len(found)
-    assert found[0]["href"] == "/team/airflow/delayed-deliveries/"
-    assert all(one["href"].startswith("/team/airflow/delayed-deliveries/") for one in found)
-    hrefs = {one["destination"]: one["href"] for one in found}
-    assert hrefs["task_instance"].endswith("?dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}")
-
-
-def test_airflows_home_has_a_card_only_if_it_is_wanted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://example.com/team/airflow/")
-    assert cards() == []
-    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_HOME_CARD", "True")
-    [card] = cards()
-    assert card["destination"] == "dashboard"
-    assert card["bundle_url"] == "/team/airflow/delayed-deliveries/static/home.js"
-    assert card["url_route"] not in {one["url_route"] for one in views()}
+    [place] = views()
+    assert (place["destination"], place["href"]) == ("nav", "/team/airflow/delayed-deliveries/")
+    assert place["icon"] == "/team/airflow/delayed-deliveries/static/icon.svg"
 
 
 def test_airflow_loads_one_plugin_however_it_is_found():
