@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 #: Seconds: the defaults of options that code without Airflow has too, which reads no configuration.
-HOLD_OVER, LOOKAHEAD, REMEMBER, CANCEL_GRACE, MAX_PAST = 900, 900, 14 * 86_400, 600, 3600
+HOLD_OVER, LOOKAHEAD, REMEMBER, CANCEL_GRACE, MAX_PAST = 900, 900, 14 * 86_400, 86_400, 3600
 
 
 def _one_of(default: str, *others: str) -> dict[str, Any]:
@@ -50,7 +50,6 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_delayed.operators.send",
                     "airflow_delayed.operators.change",
-                    "airflow_delayed.operators.pause",
                     "airflow_delayed.operators.topology",
                     "airflow_delayed.operators.dispatch",
                     "airflow_delayed.operators.custom_dispatch",

@@ -32,7 +32,7 @@ _ALL = 2**31 - 2
 EXAMPLES = 5
 #: The columns of a table of changes, and of a table of messages.
 AUDIT_COLUMNS = ("at", "who", "action", "selection", "counts", "because")
-PAUSE_COLUMNS = ("selection", "at", "ends_at", "on_unpause", "spread", "who", "because")
+PAUSE_COLUMNS = ("selection", "at", "who", "because")
 LEFT_COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "at", "tag")
 #: What was dispatched and cannot be taken back, in a table of outcomes.
 NOT_DUE = "dispatched, not due yet"
@@ -147,47 +147,23 @@ def purge_(args: Namespace) -> None:
 def pause_(args: Namespace) -> None:
     """``airflow delayed pause``."""
     with store_of(args) as store:
-        selection = _paused(args)
-        if not selection:
-            show([one.summary() for one in store.pauses()], args.output, PAUSE_COLUMNS)
+        selection = _texts(args, ("destination", "deliver_conn_id"))
+        if not selection and not args.end:
+            show([one.summary(store.conn_id) for one in store.pauses()], args.output, PAUSE_COLUMNS)
             return
-        options = {**selection, **_pause_options(args), "duration": args.duration}
-        _run_pause(args, "a pause of", partial(store.pause, **options))
-
-
-@suppress_logs_and_warning
-def unpause_(args: Namespace) -> None:
-    """``airflow delayed unpause``."""
-    with store_of(args) as store:
-        _run_pause(args, "the end of the pause of", partial(store.unpause, **_paused(args), **_pause_options(args)))
-
-
-def _paused(args: Namespace) -> dict[str, Any]:
-    """Return what is paused."""
-    selection = _texts(args)
-    sender = _texts(args, ("dag_id", "run_id"))
-    if sender and "dag_id" not in sender:
-        raise InputError("--run-id needs --dag-id: a run's id is of its DAG alone")
-    return {**selection, "sent_by": SentBy(**sender)} if sender else selection
-
-
-def _pause_options(args: Namespace) -> dict[str, Any]:
-    return {name: value for name in ("on_unpause", "spread") if (value := getattr(args, name)) is not None}
-
-
-def _run_pause(args: Namespace, what: str, work: Callable[..., PauseReport | UnpauseReport]) -> None:
-    """Begin or end a pause, after a question, and print what it says."""
-    if args.dry_run or not args.yes:
-        report = work(dry_run=True)
-        named = str(report).partition("pause ")[2]
-        if not args.dry_run and named and not confirmed(f"{what} {named}"):
-            raise SystemExit("Nothing was changed.")
-    if not args.dry_run:
-        report = work(actor=actor_of(args), because=args.because)
-    if report.pause is None:
-        raise SystemExit(f"Nothing was changed: {report}.")
-    print(report, file=sys.stderr)
-    show([report.summary()], args.output)
+        work: Callable[..., PauseReport | UnpauseReport] = partial(
+            store.unpause if args.end else store.pause, **selection
+        )
+        if args.dry_run or not args.yes:
+            report = work(dry_run=True)
+            if not args.dry_run and report.pause is not None and not confirmed(str(report).removeprefix("would ")):
+                raise SystemExit("Nothing was changed.")
+        if not args.dry_run:
+            report = work(actor=actor_of(args), because=args.because)
+        if report.pause is None:
+            raise SystemExit(f"Nothing was changed: {report}.")
+        print(report, file=sys.stderr)
+        show([report.summary(store.conn_id)], args.output)
 
 
 @suppress_logs_and_warning
@@ -304,6 +280,10 @@ def selection_of(args: Namespace) -> dict[str, Any]:
     :raises InputError: an option or an id is empty, as a variable of the shell may be that was never set.
     """
     selection = _texts(args)
+    if sender := _texts(args, ("dag_id", "run_id")):
+        if "dag_id" not in sender:
+            raise InputError("--run-id needs --dag-id: a run's id is of its DAG alone")
+        selection["sent_by"] = SentBy(**sender)
     for name in ("due_from", "due_until"):
         if (text := getattr(args, name)) is not None:
             selection[name] = parse_moment(_option(name), text)

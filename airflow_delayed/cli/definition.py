@@ -134,14 +134,7 @@ _RABBITMQ = _arg("--conn-id", "The connection of RabbitMQ", required=True)
 
 _OF_DAG = _arg("--dag-id", "Only messages that this DAG stored")
 _OF_RUN = _arg("--run-id", "Only messages that this run of it stored")
-_DURATION = _arg("--duration", "It ends by itself after so many seconds, or so long (PT10M, P1D)")
-_ON_UNPAUSE = _arg(
-    "--on-unpause",
-    "What becomes of messages that fell due meanwhile: they are spread over --spread (default), sent at once, or"
-    " cancelled",
-    choices=("spread", "at_once", "drop"),
-)
-_SPREAD = _arg("--spread", "Within so many seconds, or so long, they are sent (default: PT10M)")
+_END = _switch("--end", "End the pause; what fell due meanwhile is sent at once")
 _INSTALLED = _arg("--conn-id", "The connection: of a SQL database for a store, of RabbitMQ, or of AWS for SQS")
 _QUEUE = _several("--queue", "A destination to make if it is missing, in a store a queue table; also several")
 _OWN_TABLE = _arg("--table", "The name of a store's table (default: delayed_messages)")
@@ -157,14 +150,13 @@ _POLICY = (
     *(_LOOKAHEAD, _BATCH_SIZE, _NUMBER_OF_RETRIES, _ERROR_DESTINATION, _GIVE_UP_AFTER),
     *(_MAX_RATE, _REMEMBER, _CLAIM_TIMEOUT, _ALLOWED_DESTINATIONS),
 )
-_FILTER = (_TAG, _DESTINATION, _DELIVER_CONN_ID, _DUE_FROM, _DUE_UNTIL, _STATE)
+_FILTER = (_TAG, _DESTINATION, _DELIVER_CONN_ID, _OF_DAG, _OF_RUN, _DUE_FROM, _DUE_UNTIL, _STATE)
 _LISTED = (*_FILTER[:-1], _LISTED_STATE)
 _SHOWN = (ARG_OUTPUT, ARG_VERBOSE)
 _ASKED = (_DRY_RUN, ARG_YES, *_SHOWN)
 _ACTOR = _arg("--actor", "The person for whom you change it, for the audit beside the system's user")
 _BECAUSE = _arg("--because", "The reason, for the audit; 1000 characters at most")
 _CHANGE = (_ACTOR, _BECAUSE, *_ASKED)
-_PAUSED = (_DESTINATION, _DELIVER_CONN_ID, _TAG, _OF_DAG, _OF_RUN)
 _SAFE = "Works beside dispatchers. By a filter, it reports how many messages match and asks, unless --yes is given."
 
 
@@ -189,7 +181,7 @@ def get_delayed_commands() -> list[CLICommand]:
                     "restore",
                     "Take cancels back",
                     (*_STORE, _IDS, _OVERDUE_OK, *_FILTER[:-1], _RESTORED_STATE, *_CHANGE),
-                    "A cancelled message is kept for option cancel_grace of section delayed, by default 10 minutes. "
+                    "A cancelled message is kept for option cancel_grace of section delayed, by default a day. "
                     + _SAFE,
                 ),
                 _command(
@@ -215,16 +207,10 @@ def get_delayed_commands() -> list[CLICommand]:
                 ),
                 _command(
                     "pause",
-                    "Let no dispatcher take the messages of a destination, connection, tag, DAG or run for a time",
-                    (*_STORE, *_PAUSED, _DURATION, _ON_UNPAUSE, _SPREAD, *_CHANGE),
+                    "Let no dispatcher take messages to a destination, or for a connection; or end that",
+                    (*_STORE, _DESTINATION, _DELIVER_CONN_ID, _END, *_CHANGE),
                     "Each dispatcher obeys within 2 seconds. It prints what a broker has already, which nobody can"
-                    " stop. Without a selection it shows the pauses. It asks, unless --yes is given.",
-                ),
-                _command(
-                    "unpause",
-                    "End the pause of the same selection",
-                    (*_STORE, *_PAUSED, _ON_UNPAUSE, _SPREAD, *_CHANGE),
-                    "--on-unpause and --spread are in place of what the pause says. It asks, unless --yes is given.",
+                    " stop. Without a selection it shows what is paused. It asks, unless --yes is given.",
                 ),
                 _command(
                     "audit",

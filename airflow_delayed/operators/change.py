@@ -1,4 +1,4 @@
-"""Operators that change the messages of a store: cancel, restore, reschedule, or retry failed ones.
+"""Operators that change the messages of a store: cancel, reschedule, or retry failed ones.
 
 Messages are selected by their ids or by a filter: :class:`SelectsMessages`.
 """
@@ -308,32 +308,6 @@ class DelayedCancelOperator(ChangeOperator):
     def change(self, store: DelayedStoreHook, **arguments: Any) -> Outcomes:
         """Cancel messages."""
         return store.cancel(**arguments)
-
-
-class DelayedRestoreOperator(ChangeOperator):
-    """Takes cancels back, for as long as cancelled messages are kept: ``[delayed] cancel_grace``, or 10 minutes.
-
-    The messages wait again as they were, or are again among the failed ones; a message whose id was stored again
-    meanwhile is not restored, nor is an expired message. The other parameters and the result are those of
-    :class:`ChangeOperator`; a filter selects cancelled messages.
-
-    :param overdue_ok: also messages whose due time has passed; they are dispatched at once. May be a template.
-    """
-
-    template_fields: Sequence[str] = (*ChangeOperator.template_fields, "overdue_ok")
-    reached = ("restored", "already stored")
-
-    def __init__(self, *, overdue_ok: bool | str = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.overdue_ok = overdue_ok
-
-    def prepare_change(self, store: DelayedStoreHook, context: Context) -> dict[str, Any]:
-        """Return whether overdue messages are restored too."""
-        return {"overdue_ok": rendered_flag("overdue_ok", self.overdue_ok)}
-
-    def change(self, store: DelayedStoreHook, **arguments: Any) -> Outcomes:
-        """Restore messages."""
-        return store.restore(**arguments)
 
 
 class DelayedRescheduleOperator(ChangeOperator):

@@ -75,7 +75,7 @@ from airflow_delayed.store.lateness import LATE_AFTER
 from airflow_delayed.store.network import first_address
 from airflow_delayed.store.outcomes import Outcome, Outcomes
 from airflow_delayed.store.overview import MAX_MATCHES, FailureGroup, SearchMatch
-from airflow_delayed.store.pauses import SPREAD, OnUnpause, Pause, PauseArgs, PauseReport, UnpauseReport
+from airflow_delayed.store.pauses import Pause, PauseArgs, PauseReport, UnpauseReport
 from airflow_delayed.store.policy import OnConflict, check_on_conflict
 from airflow_delayed.store.queries import DeliveredMessage, Page
 from airflow_delayed.store.records import (
@@ -114,7 +114,6 @@ __all__ = [
     "DeliveredMessage",
     "DispatcherSeen",
     "FailureGroup",
-    "OnUnpause",
     "Outcome",
     "Outcomes",
     "Pause",
@@ -560,7 +559,7 @@ class Store(DelayStore):
 
         Nothing if all is well. The codes are ``no-dispatcher``, ``dispatcher-fails``, ``connection-fails``,
         ``destination-refuses``, ``destination-missing``, ``lease-too-short``, ``overdue``,
-        ``failed``, ``paused``, ``pause-ends``, ``store-ahead`` and ``clock-difference``.
+        ``failed``, ``paused``, ``store-ahead`` and ``clock-difference``.
 
         :raises TopologyError: a table is missing.
         """
@@ -800,97 +799,60 @@ class Store(DelayStore):
     # pauses
 
     def pauses(self) -> Sequence[Pause]:
-        """Return the pauses that hold messages, the earliest first."""
+        """Return what is paused, since when, by whom and why; the earliest first."""
         with self._ready(), self._reading() as connection:
-            found, now = pauses.read(connection, self.tables, reasons=True), database_time(connection)
-        return [one for one in found if not one.is_over(now)]
+            return list(pauses.read(connection, self.tables, reasons=True))
 
     def pause(
         self,
         *,
-        duration: timedelta | float | str | None = None,
-        on_unpause: OnUnpause = "spread",
-        spread: timedelta | float | str = SPREAD,
         dry_run: bool = False,
         actor: str | None = None,
         because: str | None = None,
         **selection: Unpack[PauseArgs],
     ) -> PauseReport:
-        """Let no dispatcher take the messages of a selection until the pause ends; each obeys within 2 s.
+        """Let no dispatcher take messages to a destination, or for a connection, until :meth:`unpause` ends that.
 
-        They wait in the store, also messages that are stored meanwhile; nothing of them changes. A message that expires
+        Each dispatcher obeys from its next claim on, within two seconds; it sends what it has claimed. The messages
+        wait in the store, also messages that are stored meanwhile; nothing of them changes. A message that expires
         meanwhile is not delivered afterwards. What a dispatcher has handed over to a broker that delays it, and what
-        was sent without a store, cannot be paused: the report counts what the store knows of it.
+        was sent without a store, cannot be paused: the report counts what the store knows of it. What is paused
+        already stays so, with its time, user and reason.
 
-        To pause the same selection again replaces the pause, and its end.
-
-        :param duration: it ends by itself after so long: a timedelta, seconds, or an ISO 8601 duration (``"PT10M"``);
-            None: when :meth:`unpause` ends it.
-        :param on_unpause: what becomes of messages that fell due by the end of the pause: "spread" sends them evenly
-            within ``spread``, "at_once" sends them at once, and "drop" cancels them; for :meth:`cancel_grace`
-            :meth:`restore` brings them back.
         :param dry_run: pause nothing, and return what would be paused.
-        :raises ValueError: nothing is selected, another value is not allowed, or there are 50 pauses.
+        :raises ValueError: not exactly one of ``destination`` and ``deliver_conn_id`` is given, or there are 50 pauses.
         """
-        wanted = self._filter(pauses.check_selection(selection))
-        span = None if duration is None else delay_of(duration, "duration")
+        wanted, who = self._filter(pauses.check_selection(selection)), actor or self.actor()
         with self._ready():
-            pause = pauses.begin(
-                self.engine,
-                self.tables,
-                wanted,
-                duration=span,
-                on_unpause=pauses.check_on_unpause(on_unpause),
-                spread=delay_of(spread, "spread"),
-                grace=self.cancel_grace(),
-                who=actor or self.actor(),
-                because=because,
-                dry_run=dry_run,
-            )
+            pause = pauses.begin(self.engine, self.tables, wanted, who=who, because=because, dry_run=dry_run)
             with self._reading() as connection:
-                waiting = pauses.waiting(connection, self.tables, pause)
+                waiting = pauses.waiting(connection, self.tables, wanted)
                 with_broker, until = pauses.with_broker(connection, self.tables, wanted, database_time(connection))
         return PauseReport(pause=pause, waiting=waiting, with_broker=with_broker, arrive_until=until, dry_run=dry_run)
 
     def unpause(
         self,
         *,
-        on_unpause: OnUnpause | None = None,
-        spread: timedelta | float | str | None = None,
         dry_run: bool = False,
         actor: str | None = None,
         because: str | None = None,
         **selection: Unpack[PauseArgs],
     ) -> UnpauseReport:
-        """End the pause that :meth:`pause` began with the same criteria.
+        """End the pause of a destination or a connection; what fell due meanwhile is sent at once.
 
-        A message may be held by several pauses; it waits for the end of all of them.
+        A message waits for as long as its destination or its connection is paused.
 
-        :param on_unpause: in place of what the pause says; it also changes a pause that has ended and still spreads.
-        :param spread: the same.
         :param dry_run: change nothing, and return what would happen.
-        :raises ValueError: nothing is selected, or another value is not allowed.
+        :raises ValueError: not exactly one of ``destination`` and ``deliver_conn_id`` is given.
         """
         wanted, who = self._filter(pauses.check_selection(selection)), actor or self.actor()
         with self._ready():
-            pause = pauses.end(
-                self.engine,
-                self.tables,
-                wanted,
-                on_unpause=None if on_unpause is None else pauses.check_on_unpause(on_unpause),
-                spread=None if spread is None else delay_of(spread, "spread"),
-                who=who,
-                because=because,
-                dry_run=dry_run,
-            )
+            pause = pauses.end(self.engine, self.tables, wanted, who=who, because=because, dry_run=dry_run)
             if pause is None:
                 return UnpauseReport(pause=None, dry_run=dry_run)
             with self._reading() as connection:
-                due = pauses.waiting(connection, self.tables, pause, due=True)
-            cancelled = 0
-            if pause.on_unpause == "drop" and not dry_run:
-                cancelled = pauses.drop(self.engine, self.tables, pause, who=who, because=because).changed
-        return UnpauseReport(pause=pause, due=due, cancelled=cancelled, dry_run=dry_run)
+                due = pauses.waiting(connection, self.tables, wanted, due_by=database_time(connection))
+        return UnpauseReport(pause=pause, due=due, dry_run=dry_run)
 
     # dispatching
 

@@ -58,7 +58,7 @@ from airflow_delayed.store.filters import (
     state_of,
 )
 from airflow_delayed.store.outcomes import Outcome
-from airflow_delayed.store.pauses import holds_of, not_held
+from airflow_delayed.store.pauses import not_paused
 from airflow_delayed.store.queries import DatabaseTime
 from airflow_delayed.store.records import count_rows
 from airflow_delayed.store.remembered_ids import DEAD_LETTERED, DISPATCHED, FIRST_ID
@@ -293,7 +293,7 @@ def count(
     soon = table.c.Time <= now + FARTHEST_LOOKAHEAD
     # no message expires before it is due, so a message that is not due yet either waits or is tried again
     tried = or_(table.c.Time <= now, and_(soon, retries_later(table, now)))
-    free = not_held(tables, holds_of(pauses.read(connection, tables), now))
+    free = not_paused(tables, pauses.read(connection, tables))
     late = and_(table.c.Time <= now - overdue, *free)
     near = _sums(connection, table, [tried, *matching], now=now, late=late, free=free, select_from=table)
     leased = _sums(

@@ -6,7 +6,6 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from hashlib import sha256
 from typing import Any
 
 from sqlalchemy import (
@@ -38,9 +37,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import Dialect as SqlDialect
 from sqlalchemy.dialects import mysql, postgresql, sqlite
-from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, DropIndex
-from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 from airflow_delayed.errors import DelayedError
@@ -388,7 +385,6 @@ class SQLite(Dialect):
     @staticmethod
     def _connected(connection: Any, _record: object) -> None:
         connection.isolation_level = None
-        connection.create_function("delayed_hash", 1, _hash_of, deterministic=True)
 
     @staticmethod
     def _begun(connection: Connection) -> None:
@@ -441,33 +437,6 @@ class SQLite(Dialect):
         given = sqlite.insert(table)
         replaced = {name: given.excluded[name] for name in names}
         return given.on_conflict_do_update(index_elements=[table.c.Id], set_=replaced)
-
-
-class HashOf(FunctionElement[str]):
-    """The SQL for the first four hexadecimal digits of a hash of a text, evenly from "0000" to "ffff"."""
-
-    type = String()
-    inherit_cache = True
-
-
-@compiles(HashOf)
-def _hash_on_postgresql(element: HashOf, compiler: Any, **options: Any) -> str:
-    content = compiler.process(element.clauses, **options)
-    return f"substr(encode(sha256(convert_to({content}, 'UTF8')), 'hex'), 1, 4)"
-
-
-@compiles(HashOf, "mysql", "mariadb")
-def _hash_on_mysql(element: HashOf, compiler: Any, **options: Any) -> str:
-    return f"substr(sha2({compiler.process(element.clauses, **options)}, 256), 1, 4)"
-
-
-@compiles(HashOf, "sqlite")
-def _hash_on_sqlite(element: HashOf, compiler: Any, **options: Any) -> str:
-    return f"delayed_hash({compiler.process(element.clauses, **options)})"
-
-
-def _hash_of(value: object) -> str:
-    return sha256(value if isinstance(value, bytes) else str(value).encode()).hexdigest()[:4]
 
 
 _DIALECTS: Mapping[str, Dialect] = {

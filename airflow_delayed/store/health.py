@@ -72,8 +72,8 @@ def condition(connection: SqlConnection, tables: Tables, conn_id: str) -> StoreC
     :param conn_id: the store's name, which stands for its queue tables.
     """
     asked, now, answered = utcnow(), database_time(connection), utcnow()
-    paused = [one for one in pauses.read(connection, tables) if not one.is_over(now)]
-    late = overdue(connection, tables, now, pauses.holds_of(paused, now))
+    paused = pauses.read(connection, tables)
+    late = overdue(connection, tables, now, paused)
     waiting = _waiting(connection, tables, now)
     failed = _failed(connection, tables)
     version = version_difference(connection, tables, conn_id)
@@ -81,7 +81,7 @@ def condition(connection: SqlConnection, tables: Tables, conn_id: str) -> StoreC
     seen = dispatchers(connection, tables)
     findings = [
         *judge(conn_id, late, seen, now),
-        *pauses.findings(conn_id, paused, now),
+        *pauses.findings(conn_id, paused),
         *_of_dispatchers(conn_id, seen),
         *_not_coming(conn_id, waiting.keys() - {one.deliver_conn_id for one in late}, waiting, seen, now),
         *_of_failed(conn_id, failed),

@@ -16,7 +16,7 @@ from math import ceil
 from sqlalchemy import Connection, case, func, or_, select
 
 from airflow_delayed.store.dialects import dialect_of
-from airflow_delayed.store.pauses import Hold, not_held
+from airflow_delayed.store.pauses import Pause, not_paused
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.timeline import newest_since, sent
 
@@ -61,16 +61,18 @@ class DestinationLateness:
     p99_seconds: float | None = None
 
 
-def overdue(connection: Connection, tables: Tables, now: datetime, holds: Sequence[Hold] = ()) -> list[OverdueMessages]:
+def overdue(
+    connection: Connection, tables: Tables, now: datetime, paused: Sequence[Pause] = ()
+) -> list[OverdueMessages]:
     """Count the overdue messages by connection and destination, the largest number first.
 
-    Neither expired messages count, nor what pauses hold.
+    Neither expired messages count, nor paused ones.
     """
     table = tables.messages
     alive = or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now)
     first = (
         select(table.c.DeliverConnId, table.c.Destination, table.c.Time, table.c.NextTry)
-        .where(table.c.Time <= now - LATE_AFTER, alive, *not_held(tables, holds))
+        .where(table.c.Time <= now - LATE_AFTER, alive, *not_paused(tables, paused))
         .order_by(table.c.Time)
         .limit(MOST_OVERDUE)
         .subquery()

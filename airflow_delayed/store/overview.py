@@ -15,7 +15,7 @@ from sqlalchemy import Column, Connection, Engine, func, or_, select
 from airflow_delayed.store import pauses
 from airflow_delayed.store.dialects import database_time, dialect_of
 from airflow_delayed.store.filters import BOTH, MessageFilter, MessageState, moments
-from airflow_delayed.store.pauses import holds_of, not_held
+from airflow_delayed.store.pauses import not_paused
 from airflow_delayed.store.records import delivered_by
 from airflow_delayed.store.remembered_ids import FIRST_ID
 from airflow_delayed.store.schema import Tables
@@ -71,7 +71,7 @@ def oldest_due_seconds(engine: Engine, tables: Tables) -> float:
     messages = tables.messages.c
     with dialect_of(engine).read_only(engine) as connection:
         now = database_time(connection)
-        free = not_held(tables, holds_of(pauses.read(connection, tables), now))
+        free = not_paused(tables, pauses.read(connection, tables))
         alive = or_(messages.ExpiresAt.is_(None), messages.ExpiresAt > now)
         # not a minimum, whose plan might be to read all messages
         first = select(messages.Time).where(messages.Time <= now, alive, *free).order_by(messages.Time).limit(1)
@@ -92,7 +92,7 @@ def count_overdue(
     :param deliver_conn_ids: of these connections; None stands for the queue tables of the store's own database.
     """
     table = tables.messages
-    free = not_held(tables, holds_of(pauses.read(connection, tables), now))
+    free = not_paused(tables, pauses.read(connection, tables))
     alive = or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now)
     tried = or_(table.c.NextTry.is_(None), table.c.NextTry <= now)
     chosen = or_(*(delivered_by(table, name) for name in deliver_conn_ids))

@@ -39,9 +39,8 @@ The names of the other tables begin with the name of the table of messages:
 - ``_dispatchers``: the dispatchers, their connections, when each was last seen, when it last finished a piece of work
   (WorkedAt), what it cannot do (Troubles, JSON; null: nothing), its host, the DAG whose task it is (DagId, null: no
   task), and how many seconds before its due time it takes a message for each broker, now and at its end (Reaches).
-- ``_pauses``: what no dispatcher takes for a time, a filter as JSON (Selection). Seq is that of its row in ``_audit``.
-  EndsAt is null until somebody ends it; what fell due meanwhile is then spread over so many seconds (Spread), sent at
-  once or dropped (OnUnpause), and can be restored for so many seconds (Grace).
+- ``_pauses``: the destinations that no dispatcher sends to until the row is deleted, and the connections (Destination
+  null; both null: the queue tables). Seq is that of its row in ``_audit``, which has who did it and why.
 - ``_version``: one row with the version of these tables, since when (At), and the oldest version whose release can use
   them (UsableFrom).
 """
@@ -72,7 +71,7 @@ from sqlalchemy.types import DateTime, TypeDecorator, TypeEngine
 from airflow_delayed.fields import FIELDS, MAX_TAG, MessageField
 from airflow_delayed.identity import MAX_NAME
 from airflow_delayed.message import UTC
-from airflow_delayed.store.database import FRACTION, LONG_TEXT, NUMBER, PARTIAL_INDEXES, SHORT_TEXT, Dialect, bytes_type
+from airflow_delayed.store.database import LONG_TEXT, NUMBER, PARTIAL_INDEXES, SHORT_TEXT, Dialect, bytes_type
 from airflow_delayed.store.dialects import dialect_for
 from airflow_delayed.store.policy import MAX_DESTINATION
 
@@ -275,12 +274,9 @@ def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
         pauses=table(
             "_pauses",
             _column("Seq", NUMBER, primary_key=True, autoincrement=False),
-            _column("Selection", LONG_TEXT, nullable=False),
+            _column("Destination", text_column(MAX_DESTINATION)),
+            _column("DeliverConnId", text_column(MAX_CONN_ID)),
             _column("At", UtcTime(), nullable=False),
-            _column("EndsAt", UtcTime()),
-            _column("OnUnpause", text_column(20), nullable=False),
-            _column("Spread", FRACTION, nullable=False),
-            _column("Grace", FRACTION, nullable=False),
         ),
         version=table(
             "_version",

@@ -1,25 +1,19 @@
-"""The routes of pauses: what dispatchers do not take for a time.
-
-Who may edit the store's connection may pause anything in it; who may edit a DAG, what that DAG stored.
-"""
+"""The routes of pauses: destinations and connections for which no dispatcher takes messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
-from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from starlette.concurrency import run_in_threadpool
+from pydantic import BaseModel, ConfigDict, Field
 
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.api import OnUnpause, Pause, PauseReport, UnpauseReport
+from airflow_delayed.store.api import PauseReport, UnpauseReport
 from airflow_delayed.ui import security
-from airflow_delayed.ui.api_stores import refused_without_dag
 from airflow_delayed.ui.hook_pool import CHANGE_SECONDS, HookPool, HookPoolDep
-from airflow_delayed.ui.models import HIDDEN, ApiModel, Because, HeldSelection, PausedBody
+from airflow_delayed.ui.models import HIDDEN, ApiModel, Because, PausedBody
 from airflow_delayed.ui.security import is_store
 
 router = APIRouter(
@@ -29,73 +23,41 @@ router = APIRouter(
     route_class=security.GuardedRoute,
 )
 
-#: Seconds: a year.
-_Seconds = Annotated[float, Field(ge=0, le=366 * 86_400, allow_inf_nan=False)]
 
-
-class UnpauseBody(BaseModel):
-    """The end of a pause: of the same selection."""
+class PauseBody(BaseModel):
+    """A pause, or its end."""
 
     model_config = ConfigDict(extra="forbid")
 
     selection: PausedBody
     dry_run: bool = Field(description="Change nothing, and report what would happen")
-    on_unpause: OnUnpause | None = Field(default=None, description="In place of what the pause says")
-    spread_seconds: _Seconds | None = Field(default=None, description="The same; 600 for a new pause")
     because: Because | None = Field(default=None, description="The reason, for the audit")
 
-    @model_validator(mode="after")
-    def _not_empty(self) -> UnpauseBody:
-        if not self.selection.model_dump(exclude_none=True):
-            raise ValueError("selection: give at least one criterion")
-        return self
 
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of the store's hook."""
-        options = self.selection.criteria()
-        if self.spread_seconds is not None:
-            options["spread"] = timedelta(seconds=self.spread_seconds)
-        if self.on_unpause is not None:
-            options["on_unpause"] = self.on_unpause
-        return options
-
-
-class PauseBody(UnpauseBody):
-    """A pause, in place of an earlier one of the same selection."""
-
-    duration_seconds: _Seconds | None = Field(default=None, description="It ends by itself after so long")
-
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of the store's hook."""
-        ends = {} if self.duration_seconds is None else {"duration": timedelta(seconds=self.duration_seconds)}
-        return {**super().options(), **ends}
-
-
-class PauseResponse(HeldSelection):
-    """A pause that holds messages."""
+class PauseResponse(ApiModel):
+    """A destination or a connection that is paused."""
 
     pause: int = Field(description="The number of its record in the audit")
+    selection: dict[str, str] = Field(description="As pause and unpause take it")
     at: datetime
     who: str | None
     because: str | None
-    may_change: bool = Field(description="This user may end it")
 
 
 class PauseCollection(ApiModel):
-    """All pauses that hold messages, the earliest first."""
+    """All that is paused, the earliest first."""
 
     pauses: list[PauseResponse]
 
 
 class PauseReportResponse(ApiModel):
-    """What a pause holds. ``text`` says it in a sentence."""
+    """What a pause keeps in the store. ``text`` says it in a sentence."""
 
     text: str
     dry_run: bool
-    waiting: int = Field(description="Messages in the store that it holds; counted up to a million")
+    waiting: int = Field(description="Messages in the store that wait for its end; counted up to a million")
     with_broker: int = Field(description="Dispatched within a day and not due yet: nobody can stop them")
     arrive_until: datetime | None
-    ends_at: datetime | None
 
 
 class UnpauseReportResponse(ApiModel):
@@ -105,30 +67,25 @@ class UnpauseReportResponse(ApiModel):
     dry_run: bool
     ended: bool = Field(description="There was such a pause")
     due: int = Field(description="Messages that fell due meanwhile; counted up to a million")
-    cancelled: int
 
 
 @router.get("/pauses")
 async def pauses(connection_id: str, pool: HookPoolDep, user: security.User) -> PauseCollection:
-    """Return the pauses; the reasons only with the right to read the connection."""
-
-    def shown(pause: Pause, may_change: Callable[[str | None], bool], *, reasons: bool) -> PauseResponse:
-        summary = PauseResponse.values_of(pause, connection_id)
-        if pause.because is not None and not reasons:
-            summary["because"] = HIDDEN
-        return PauseResponse(**summary, may_change=may_change(pause.selection.get("dag_id")))
+    """Return what is paused; the reasons only with the right to read the connection."""
 
     def read(hook: DelayedStoreHook) -> PauseCollection:
         reasons = security.may("read", connection_id, user)
-        may_change = security.may_change(connection_id, user)
-        return PauseCollection(pauses=[shown(one, may_change, reasons=reasons) for one in hook.pauses()])
+        found = [PauseResponse(**one.summary(connection_id)) for one in hook.pauses()]
+        for one in found:
+            one.because = one.because if reasons or one.because is None else HIDDEN
+        return PauseCollection(pauses=found)
 
     return await pool.call_store(connection_id, read)
 
 
-@router.post("/pause")
+@router.post("/pause", dependencies=[security.edits])
 async def pause(connection_id: str, body: PauseBody, pool: HookPoolDep, user: security.User) -> PauseReportResponse:
-    """Let no dispatcher take the messages of a selection; each obeys within 2 s."""
+    """Let no dispatcher take messages to a destination, or for a connection; each obeys within 2 s."""
     report = await _change(pool, user, connection_id, "pause", body, lambda hook: hook.pause)
     assert isinstance(report, PauseReport)
     return PauseReportResponse(
@@ -137,23 +94,16 @@ async def pause(connection_id: str, body: PauseBody, pool: HookPoolDep, user: se
         waiting=report.waiting,
         with_broker=report.with_broker,
         arrive_until=report.arrive_until,
-        ends_at=report.pause.ends_at,
     )
 
 
-@router.post("/unpause")
-async def unpause(
-    connection_id: str, body: UnpauseBody, pool: HookPoolDep, user: security.User
-) -> UnpauseReportResponse:
-    """End a pause."""
+@router.post("/unpause", dependencies=[security.edits])
+async def unpause(connection_id: str, body: PauseBody, pool: HookPoolDep, user: security.User) -> UnpauseReportResponse:
+    """End a pause; what fell due meanwhile is sent at once."""
     report = await _change(pool, user, connection_id, "unpause", body, lambda hook: hook.unpause)
     assert isinstance(report, UnpauseReport)
     return UnpauseReportResponse(
-        text=str(report),
-        dry_run=report.dry_run,
-        ended=report.pause is not None,
-        due=report.due,
-        cancelled=report.cancelled,
+        text=str(report), dry_run=report.dry_run, ended=report.pause is not None, due=report.due
     )
 
 
@@ -162,14 +112,11 @@ async def _change(
     user: security.User,
     connection_id: str,
     action: str,
-    body: UnpauseBody,
+    body: PauseBody,
     method: Callable[[DelayedStoreHook], Callable[..., PauseReport | UnpauseReport]],
 ) -> PauseReport | UnpauseReport:
-    may_change = await run_in_threadpool(security.may_change, connection_id, user)
-    if not await run_in_threadpool(may_change, body.selection.dag_id):
-        raise refused_without_dag()
     actor = f"user {security.name_of(user)}"
-    options = {**body.options(), "dry_run": body.dry_run, "actor": actor, "because": body.because}
+    options = {**body.selection.criteria(), "dry_run": body.dry_run, "actor": actor, "because": body.because}
 
     def work(hook: DelayedStoreHook) -> PauseReport | UnpauseReport:
         change = partial(method(hook), **options)

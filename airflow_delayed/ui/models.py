@@ -23,8 +23,6 @@ from airflow_delayed.store.api import (
     NAMES_HOSTS,
     AuditRecord,
     DeliveredMessage,
-    OnUnpause,
-    Pause,
     StoreCondition,
     StoreCounts,
 )
@@ -121,7 +119,7 @@ def _criteria(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class PausedBody(BaseModel):
-    """Criteria of a pause; texts are compared byte by byte."""
+    """What is paused, one of both; texts are compared byte by byte."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -129,20 +127,17 @@ class PausedBody(BaseModel):
     deliver_conn_id: _Name | None = Field(
         default=None, description="Delivered by this connection; the store's own for its queue tables"
     )
-    tag: _Text | None = Field(default=None, max_length=MAX_TAG)
-    dag_id: _Name | None = Field(default=None, description="Sent by this DAG; run_id needs it")
-    run_id: _Name | None = None
 
     @model_validator(mode="after")
-    def _of_a_dag(self) -> PausedBody:
+    def _one(self) -> PausedBody:
         _check_not_null(self, PausedBody.model_fields)
-        if self.dag_id is None and self.run_id is not None:
-            raise ValueError("run_id needs dag_id")
+        if (self.destination is None) == (self.deliver_conn_id is None):
+            raise ValueError("give destination or deliver_conn_id")
         return self
 
-    def criteria(self) -> dict[str, Any]:
+    def criteria(self) -> dict[str, str]:
         """Return the arguments of the store's hook."""
-        return _criteria(self.model_dump(exclude_none=True))
+        return self.model_dump(exclude_none=True)
 
 
 class CancelledFilterBody(FilterBody):
@@ -323,20 +318,6 @@ class LatenessResponse(ApiModel):
     p99_seconds: float | None = Field(description="Of 100 of these, 99 were at most so late")
 
 
-class HeldSelection(ApiModel):
-    """What a pause holds, and what becomes of it."""
-
-    selection: dict[str, str] = Field(description="As pause and unpause take it")
-    ends_at: datetime | None = Field(description="In the past: it holds only what fell due before; null: it is open")
-    on_unpause: OnUnpause
-    spread: float = Field(description="In seconds")
-
-    @classmethod
-    def values_of(cls, pause: Pause, connection_id: str) -> dict[str, Any]:
-        """Return a pause of a store as plain values."""
-        return {**pause.summary(), "selection": pause.arguments(connection_id)}
-
-
 class StoreHealth(ApiModel):
     """What the verdict on a store is made of; it costs little, however many messages there are."""
 
@@ -347,7 +328,9 @@ class StoreHealth(ApiModel):
     lateness: list[LatenessResponse] = Field(description="By destination, the latest first; at most 20")
     dispatchers: list[DispatcherResponse] = Field(description="The one seen last comes first")
     findings: list[FindingResponse] = Field(description="What keeps messages from being dispatched in time")
-    pauses: list[HeldSelection] = Field(description="Each has a finding, in this order")
+    pauses: list[dict[str, str]] = Field(
+        description="As pause and unpause take them; each has a finding, in this order"
+    )
 
     def without_hosts(self, may_see: Callable[[str], bool]) -> Self:
         """Return the same for users who may not read the connection: without hosts, and what dispatchers wrote.
@@ -412,7 +395,7 @@ def _of_condition(connection_id: str, condition: StoreCondition) -> dict[str, An
         "lateness": condition.lateness,
         "dispatchers": condition.dispatchers,
         "next_dues": condition.next_due,
-        "pauses": [HeldSelection.values_of(one, connection_id) for one in condition.pauses],
+        "pauses": [one.arguments(connection_id) for one in condition.pauses],
     }
 
 

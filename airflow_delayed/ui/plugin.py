@@ -15,7 +15,6 @@ from typing import Any
 from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
-from airflow_delayed import config
 from airflow_delayed.links import ROUTE, base_path
 
 Scope = MutableMapping[str, Any]

@@ -9,7 +9,7 @@ right     it allows                            a user has it who
 ``views`` figures, lists, chart                may read the connection; with ``[delayed] viewers = plugins``
                                                needs no more than the page itself
 ``reads`` bodies, header values                may read the connection
-``edits`` cancel, restore, reschedule, retry,  may edit the connection; all but the last two of what a DAG
+``edits`` cancel, restore, reschedule, retry,  may edit the connection; all but the last three of what a DAG
           pause, erase, redrive                sent: also who ``views`` and may edit that DAG
 ========= ==================================== ============================================================
 

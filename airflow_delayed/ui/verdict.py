@@ -32,7 +32,6 @@ from airflow_delayed.ui.models import (
     ConnectionKind,
     ConnectionRights,
     FindingResponse,
-    HeldSelection,
     LatenessResponse,
     StoreHealth,
 )
@@ -58,8 +57,6 @@ _STATES = {
 }
 #: The codes of errors that keep all messages of a connection, overdue or not.
 _OF_CONNECTION = ("connection-fails", "no-dispatcher")
-#: The codes of findings about pauses.
-_PAUSED = ("paused", "pause-ends")
 #: The codes of errors of a connection that does not answer in time.
 _SILENT = ("too_slow", "busy")
 #: Seconds for which messages must be past their time in a delay queue to be stuck there: a broker that has just started
@@ -78,7 +75,7 @@ class Cause(FindingResponse):
     states: list[str] = Field(default=[], description="Of a store: the states of the messages that it is about")
     paused_dag: str | None = Field(default=None, description="The DAG of the last dispatcher, if it is paused")
     run_dag: str | None = Field(default=None, description="The same, if it is not paused: a run of it dispatches")
-    pause: HeldSelection | None = Field(default=None, description="The pause that it is about")
+    pause: dict[str, str] | None = Field(default=None, description="What is paused, as pause and unpause take it")
 
 
 class DestinationVerdict(LatenessResponse):
@@ -88,7 +85,6 @@ class DestinationVerdict(LatenessResponse):
     status: DestinationState = Field(default="delivering", description="``failing``: nothing reaches it for 10 s")
     code: str | None = Field(default=None, description="Of the cause, if it has one")
     since: datetime | None = Field(default=None, description="Since when the cause is there")
-    until: datetime | None = Field(default=None, description="Until when it is paused; null also: it is not known")
 
 
 class Health(ApiModel):
@@ -164,8 +160,6 @@ def _by_destination(
     found = [
         DestinationVerdict(store_conn_id=store, **one.model_dump()) for store, late in lateness.items() for one in late
     ]
-    # an ended pause holds only what fell due before
-    causes = [one for one in causes if one.pause is None or not one.pause.ends_at or one.pause.ends_at > utcnow()]
     for cause in causes:
         if cause.destination is not None and not any(_concerns(cause, one) for one in found):
             found.append(
@@ -187,7 +181,7 @@ def _by_destination(
             continue
         each.code, each.since = cause_of_it.code, cause_of_it.since
         if cause_of_it.pause is not None:
-            each.status, each.until = "paused", cause_of_it.pause.ends_at
+            each.status = "paused"
         else:
             each.status = "failing" if cause_of_it.severity == "error" else "late"
     order = get_args(DestinationState)
@@ -202,7 +196,7 @@ def _concerns(cause: Cause, one: DestinationVerdict) -> bool:
         return False
     if cause.pause is not None:
         wanted = {"destination": one.destination, "deliver_conn_id": one.conn_id}
-        return cause.pause.selection.items() <= wanted.items()
+        return cause.pause.items() <= wanted.items()
     if cause.code == "dispatcher-fails":
         return one.overdue > 0
     if cause.deliver_conn_id != one.conn_id:
@@ -249,12 +243,11 @@ async def merged_causes(
                 findings = [one for one in findings if one.code != "stuck"]
         causes = [_cause(connection, finding, dags) for finding in findings]
         if isinstance(answer, StoreHealth):
-            paused_causes = (cause for cause in causes if cause.code in _PAUSED)
+            paused_causes = (cause for cause in causes if cause.code == "paused")
             for cause, pause in zip(paused_causes, answer.pauses, strict=True):
                 cause.pause = pause
-                if pause.selection.keys() <= {"destination", "deliver_conn_id"}:
-                    cause.destination = pause.selection.get("destination")
-                    cause.deliver_conn_id = pause.selection.get("deliver_conn_id")
+                cause.destination = pause.get("destination")
+                cause.deliver_conn_id = pause.get("deliver_conn_id")
         if connection in details and any(cause.code == "failed" for cause in causes):
             reason = await _reason(connection.connection_id, pool)
             for cause in causes:

@@ -20,7 +20,7 @@ from support.standing import give_up, mark_dispatched
 from support.stores import Store, message
 
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.identity import key_id
+from airflow_delayed.identity import Origin, key_id
 
 LATER = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
 
@@ -303,30 +303,43 @@ def test_a_variable_of_the_shell_that_is_not_set_changes_nothing(
 
 
 def test_messages_are_paused_and_resumed(hook: DelayedStoreHook, delayed):
-    chosen = ("--destination", "q", "--dag-id", "nightly", "--run-id", "r1")
-    (would,) = delayed("pause", "--destination", "q", "--duration", "PT2H", "--dry-run", "-o", "json").rows
+    (would,) = delayed("pause", "--destination", "q", "--dry-run", "-o", "json").rows
     assert (would["waiting"], would["with_broker"], hook.pauses()) == (4, 1, [])
     refused = delayed("pause", "--destination", "q", answer="n")
     assert (refused.code, hook.pauses()) == (1, [])
-    assert "This would be: a pause of destination 'q': 4 messages wait in the store; 1 are already with" in refused.err
-    assert delayed("pause", "--destination", "q", "--on-unpause", "at_once", answer="y").code == 0
-    assert delayed("pause", *chosen, "--duration", "3600", "--because", "upgrade", "--actor", "ann", "--yes").code == 0
+    assert "This would be: pause destination 'q': 4 messages wait in the store; 1 are already with" in refused.err
+    assert delayed("pause", "--destination", "q", answer="y").code == 0
+    broker = ("--deliver-conn-id", "broker")
+    assert delayed("pause", *broker, "--because", "upgrade", "--actor", "ann", "--yes").code == 0
     first, second = delayed("pause", "-o", "json").rows
-    assert (first["selection"], first["on_unpause"], first["ends_at"]) == ({"destination": "q"}, "at_once", None)
-    assert second["selection"] == {"destination": "q", "dag_id": "nightly", "run_id": "r1"}
-    assert (second["because"], second["who"].endswith("for ann"), second["spread"]) == ("upgrade", True, 600)
-    assert "nightly" in delayed("pause").out
-    (ended,) = delayed("unpause", *chosen, "--spread", "60", "--yes", "-o", "json").rows
-    assert (ended["ended"], ended["due"], ended["spread"]) == (True, 0, 60)
-    again = delayed("unpause", "--tag", "t", "--yes")
-    assert (again.code, again.err.strip()) == (1, "Nothing was changed: nothing is paused by these criteria.")
+    assert (first["selection"], second["selection"]) == ({"destination": "q"}, {"deliver_conn_id": "broker"})
+    assert (second["because"], second["who"].endswith("for ann")) == ("upgrade", True)
+    assert "broker" in delayed("pause").out
+    (ended,) = delayed("pause", "--end", *broker, "--yes", "-o", "json").rows
+    assert (ended["ended"], ended["selection"]) == (True, {"deliver_conn_id": "broker"})
+    again = delayed("pause", "--end", *broker, "--yes")
+    assert (again.code, again.err.strip()) == (1, "Nothing was changed: that is not paused.")
     for wrong, text in (
-        (("--run-id", "r1"), "--run-id needs --dag-id"),
-        (("--tag", " "), "--tag is empty"),
-        (("--tag", "t", "--duration", "soon"), "'soon' is neither a number of seconds nor"),
+        (("--end",), "give what to pause: a destination= or a deliver_conn_id="),
+        (("--destination", "q", *broker), "give what to pause: a destination= or a deliver_conn_id="),
+        (("--destination", " "), "--destination is empty"),
     ):
         done = delayed("pause", *wrong, "--yes")
         assert (done.code, text in done.err) == (1, True), done.err
+
+
+def test_what_a_dag_or_a_run_stored_is_listed_cancelled_and_restored(hook: DelayedStoreHook, delayed):
+    for number in (1, 2):
+        hook.origin = Origin(dag_id="nightly", run_id=f"r{number}", task_id="send")
+        hook.send([message(f"of-r{number}", hook.now() + timedelta(hours=1))])
+    run, dag = ("--dag-id", "nightly", "--run-id", "r1"), ("--dag-id", "nightly")
+    assert [one["message_id"] for one in delayed("list", *run, "-o", "json").rows] == ["of-r1"]
+    assert delayed("cancel", *run, "--yes", "-o", "json").rows[0]["messages"] == 1
+    assert delayed("restore", *run, "--yes", "-o", "json").rows[0]["messages"] == 1
+    assert delayed("cancel", *dag, "--yes", "-o", "json").rows[0]["messages"] == 2
+    assert delayed("list", *dag, "-o", "json").rows == []
+    refused = delayed("cancel", "--run-id", "r1", "--yes")
+    assert (refused.code, "--run-id needs --dag-id" in refused.err) == (1, True)
 
 
 def test_airflow_starts_no_slower(store: Store, fresh: dict[str, Any]):

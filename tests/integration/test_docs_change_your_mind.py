@@ -22,7 +22,7 @@ def test_change_your_mind(page):
 
 
 def test_pause_and_resume(page):
-    assert len(list(pages.run(page.with_name("pause.md")))) == 4
+    assert len(list(pages.run(page.with_name("pause.md")))) == 3
 
 
 @pytest.mark.parametrize("name, commands", [("change-your-mind", 11), ("pause", 4)])

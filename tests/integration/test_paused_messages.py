@@ -1,4 +1,4 @@
-"""A pause lets no dispatcher take messages for a time, and loses, doubles and hastens none."""
+"""A pause lets no dispatcher take messages until somebody ends it, and loses, doubles and hastens none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from itertools import pairwise
 from threading import Event
 from typing import Any
 
@@ -36,47 +35,27 @@ on_servers = pytest.mark.parametrize("store", [name for name in DATABASES if nam
 ROWS = length("rows of which a run is paused, cancelled and restored", 20_000, 1_000_000)
 
 
-def of_runs(hook: DelayedStoreHook, names: dict[str, dict[str, object]]) -> None:
-    """Store messages that are due, each of a run of a DAG."""
-    due = hook.now() - SECOND
-    for name, fields in names.items():
-        dag_id, run_id = fields.pop("run", (None, None))
-        hook.origin = Origin(dag_id=dag_id, run_id=run_id, task_id="send") if dag_id else None
-        hook.send([message(name, due, **fields)])
-
-
 def codes(hook: DelayedStoreHook) -> set[str]:
     return {one.code for one in hook.health()}
 
 
 @pytest.mark.parametrize(
     "selection, held",
-    [
-        ({"destination": "p"}, "a"),
-        ({"tag": "ann"}, "ab"),
-        ({"sent_by": SentBy(dag_id="d1")}, "ab"),
-        ({"sent_by": SentBy(dag_id="d1", run_id="r1")}, "a"),
-        ({"deliver_conn_id": "broker"}, "abcd"),
-        ({"destination": "q", "tag": "ann"}, "b"),
-        ({"deliver_conn_id": "other"}, ""),
-    ],
+    [({"destination": "p"}, "ab"), ({"deliver_conn_id": "broker"}, "abcd"), ({"deliver_conn_id": "other"}, "")],
 )
-def test_what_is_paused_waits_and_nothing_else(store: Store, selection: dict[str, object], held: str):
+def test_what_is_paused_waits_and_nothing_else(store: Store, selection: dict[str, str], held: str):
     hook = store.installed()
     time, transport = Time(hook), Transport()
-    of_runs(
-        hook,
-        {
-            "a": {"destination": "p", "tag": "ann", "run": ("d1", "r1")},
-            "b": {"tag": "ann", "run": ("d1", "r2")},
-            "c": {"tag": "bob", "run": ("d2", "r1")},
-            "d": {},
-        },
-    )
+    due = time.start - SECOND
+    hook.send(message(name, due, destination="p" if name in "ab" else "q") for name in "abcd")
     would = hook.pause(**selection, dry_run=True)
     assert (would.waiting, would.dry_run, hook.pauses()) == (len(held), True, [])
     report = hook.pause(**selection, because="upgrade", actor="ann")
     assert (report.waiting, report.with_broker, report.arrive_until) == (len(held), 0, None)
+    # whoever pauses it again, as a retry does, changes nothing
+    hook.pause(**selection, because="once more", actor="bob")
+    (paused,) = hook.pauses()
+    assert (paused.at, paused.who, paused.because) == (report.pause.at, "ann", "upgrade")
     made = store.dispatcher(hook, transport, **time.options(), batch_size=2)
     for _ in range(3):
         made.once()
@@ -87,36 +66,37 @@ def test_what_is_paused_waits_and_nothing_else(store: Store, selection: dict[str
         # it looks again soon, and not at once
         assert 0 < made.next_due().total_seconds() <= 1
         assert {one.message_id for one in hook.list(state="due")} == {*held}
-    assert hook.unpause(**selection, on_unpause="at_once", because="done").due == len(held)
+    # what is stored meanwhile is paused too, and may be due before what was claimed
+    hook.send([message("e", due - HOUR, destination="p")])
     time.seconds += 1
     made.once()
-    assert sorted(transport.ids) == ["a", "b", "c", "d"]
+    assert ("e" in transport.ids) == (held == "")
+    assert hook.unpause(**selection, because="done").due == (len(held) + 1 if held else 0)
+    for _ in range(3):
+        time.seconds += 1
+        made.once()
+    assert sorted(transport.ids) == ["a", "b", "c", "d", "e"]
     assert "paused" not in codes(hook)
     assert [(one.action, one.because) for one in hook.audit()] == [("unpause", "done"), ("pause", "upgrade")]
     assert not hook.unpause(**selection).pause
-    # the row of the pause goes with a pass
-    time.seconds += 1
-    made.once()
-    assert store.sql(hook, 'SELECT COUNT(*) FROM {s}"delayed_messages_pauses"')[0][0] == 0
 
 
 @on_sqlite
 def test_what_is_paused_must_be_selected(store: Store):
     hook = store.installed()
-    with pytest.raises(ValueError, match="at least one of destination=, deliver_conn_id=, tag=, sent_by="):
-        hook.pause()
+    for wrong in ({}, {"destination": "q", "deliver_conn_id": "broker"}):
+        with pytest.raises(ValueError, match="give what to pause: a destination= or a deliver_conn_id="):
+            hook.pause(**wrong)
     with pytest.raises(NullCriterion):
-        hook.pause(tag=None)
-    with pytest.raises(TypeError, match="due_from"):
-        hook.pause(due_from=hook.now())
-    with pytest.raises(ValueError, match="on_unpause='later' is none of 'spread', 'at_once', 'drop'"):
-        hook.pause(tag="t", on_unpause="later")
+        hook.pause(destination=None)
+    with pytest.raises(TypeError, match="'tag': a destination= or a deliver_conn_id= is paused"):
+        hook.pause(tag="t")
     for number in range(50):
-        hook.pause(tag=f"t{number}")
-    hook.pause(tag="t0", duration="PT1H")
+        hook.pause(destination=f"d{number}")
+    hook.pause(destination="d0")
     with pytest.raises(ValueError, match="50 pauses are in this store"):
-        hook.pause(tag="one more")
-    assert [one.name for one in hook.pauses()][-1] == "tag 't0'"
+        hook.pause(destination="one more")
+    assert [one.name for one in hook.pauses()][-1] == "destination 'd49'"
 
 
 @on_sqlite
@@ -127,116 +107,26 @@ def test_a_queue_table_is_paused_as_a_connection_is(store: Store):
     hook.pause(deliver_conn_id=store.conn_id)
     made = store.dispatcher(hook, **time.options())
     assert made.once().dispatched == 0
-    assert hook.unpause(deliver_conn_id=store.conn_id, on_unpause="at_once").due == 1
+    assert hook.unpause(deliver_conn_id=store.conn_id).due == 1
     time.seconds += 1
     assert made.once().dispatched == 1
 
 
-def test_what_fell_due_meanwhile_is_spread_and_what_falls_due_later_is_in_time(store: Store):
-    hook = store.installed()
-    time, transport = Time(hook), Transport()
-    hook.send(message(f"m{n}", time.start - MINUTE, destination="slow") for n in range(400))
-    hook.pause(destination="slow", duration=10, spread=100)
-    hook.send([message("later", time.start + 30 * SECOND, destination="slow")])
-    hook.send([message("other", time.start)])
-    made = store.dispatcher(hook, transport, **time.options(), batch_size=50)
-    counts = []
-    for step in range(14):
-        made.once()
-        counts.append(len(transport.ids))
-        time.seconds = 10 * (step + 1)
-    # nothing but the other, and the first of the spread when the pause has just ended
-    assert counts[0] == 1
-    assert counts[1] <= 20
-    assert "later" in transport.ids[: counts[3] + 1]
-    within = [after - before for before, after in pairwise(counts[1:12])]
-    assert all(20 <= one <= 60 for one in within), within
-    assert Counter(transport.ids) == {**{f"m{n}": 1 for n in range(400)}, "later": 1, "other": 1}
-    # the due times are what they were
-    assert {one.due_at for one in transport.sent if one.destination == "slow"} == {
-        time.start - MINUTE,
-        time.start + 30 * SECOND,
-    }
-
-
-def test_a_pause_that_ends_by_itself_drops_what_fell_due_and_that_can_be_taken_back(store: Store):
-    hook = store.installed()
-    time, transport = Time(hook), Transport()
-    hook.send(message(f"m{n}", time.start - SECOND, tag="campaign") for n in range(7))
-    hook.send([message("later", time.start + HOUR, tag="campaign"), message("other", time.start - SECOND)])
-    hook.pause(tag="campaign", duration="PT10M", on_unpause="drop")
-    assert "pause-ends" in codes(hook)
-    made = store.dispatcher(hook, transport, **time.options())
-    made.once()
-    time.seconds = 599
-    made.once()
-    assert transport.ids == ["other"]
-    assert hook.progress(tag="campaign").outcomes["cancelled"] == 0
-    time.seconds = 602
-    made.once()
-    assert hook.progress(tag="campaign").outcomes["cancelled"] == 7
-    drop, _ = hook.audit()
-    assert (drop.action, drop.counts) == ("cancel", {"cancelled": 7})
-    assert drop.who.startswith("dispatcher ")
-    assert hook.restore(tag="campaign", overdue_ok=True).changed == 7
-    # a dispatcher may know the pause for a second longer
-    for _ in range(5):
-        time.seconds += 0.4
-        made.once()
-    assert Counter(transport.ids) == {**{f"m{n}": 1 for n in range(7)}, "other": 1}
-    assert hook.get("later").state == "waiting"
-
-
-def test_a_dispatcher_that_still_knows_an_ended_pause_drops_nothing_again(store: Store):
-    hook = store.installed()
-    time, transport = Time(hook), Transport()
-    hook.send(message(f"m{n}", time.start - SECOND, tag="campaign") for n in range(7))
-    hook.pause(tag="campaign", duration="PT10M", on_unpause="drop")
-    first, second = (store.dispatcher(hook, transport, **time.options()) for _ in range(2))
-    time.seconds = 599.8
-    for one in (first, second):
-        one.once()
-    time.seconds = 600.3
-    first.once()
-    assert hook.restore(tag="campaign", overdue_ok=True).changed == 7
-    time.seconds = 600.5
-    second.once()
-    assert hook.progress(tag="campaign").outcomes["cancelled"] == 0
-    time.seconds = 602
-    second.once()
-    assert Counter(transport.ids) == {f"m{n}": 1 for n in range(7)}
-
-
 @on_sqlite
-def test_who_ends_a_pause_may_drop_what_fell_due(store: Store):
-    hook = store.installed()
-    hook.send([message("due", hook.now() - SECOND), message("later", hook.now() + HOUR)])
-    hook.pause(destination="q")
-    would = hook.unpause(destination="q", on_unpause="drop", dry_run=True)
-    assert (would.due, would.cancelled) == (1, 0)
-    report = hook.unpause(destination="q", on_unpause="drop", actor="ann")
-    assert (report.due, report.cancelled) == (1, 1)
-    assert str(report) == "unpaused destination 'q': 1 messages fell due meanwhile; 1 were cancelled"
-    assert hook.pauses() == []
-    assert {one.who for one in hook.audit()} == {"ann", hook.actor()}
-
-
-@on_sqlite
-def test_the_verdict_warns_before_a_pause_ends(store: Store):
+def test_what_is_paused_is_not_late(store: Store):
     hook = store.installed()
     hook.send([message("due", hook.now() - HOUR)])
-    hook.pause(destination="q", duration=HOUR, because="upgrade")
+    hook.pause(destination="q", because="upgrade")
     (found,) = [one for one in hook.health() if one.code == "paused"]
-    assert "what fell due meanwhile is then sent within 600 s" in found.what
-    assert f"airflow delayed unpause --store-conn-id {store.conn_id} --destination q" in found.remedy
-    # what waits for it is not late, in the counters neither
+    assert "until somebody ends that" in found.what
+    assert f"airflow delayed pause --end --store-conn-id {store.conn_id} --destination q" in found.remedy
+    # in the counters neither
     assert "no-dispatcher" not in {one.code for one in hook.health() if one.severity == "error"}
     assert (hook.counts().due, hook.counts().overdue, hook.counts().oldest_due) == (1, 0, None)
     hook.send([message("free", hook.now() - MINUTE, destination="other")])
     assert (hook.counts().overdue, hook.counts().oldest_due) == (1, hook.get("free").due_at)
-    hook.cancel(["free"])
-    hook.pause(destination="q", duration=14 * MINUTE)
-    assert [one.code for one in hook.health() if "pause" in one.code] == ["pause-ends"]
+    hook.pause(deliver_conn_id="broker")
+    assert (hook.counts().overdue, hook.counts().oldest_due) == (0, None)
 
 
 def test_what_a_broker_has_already_is_counted(store: Store):
@@ -268,7 +158,7 @@ class Pausing(Transport):
         return super().send(taken())
 
 
-def test_what_was_claimed_before_a_pause_is_not_sent(store: Store):
+def test_what_was_claimed_before_a_pause_is_sent_and_nothing_more(store: Store):
     hook = store.installed()
     time = Time(hook)
     hook.send(message(f"m{n:02}", time.start - SECOND) for n in range(40))
@@ -276,18 +166,20 @@ def test_what_was_claimed_before_a_pause_is_not_sent(store: Store):
     def work() -> None:
         hook.pause(destination="q")
         # the dispatcher reads the pauses when they are a second old
-        time.seconds += 1
-        eventually(lambda: made.repository.pauses.all())
-        time.seconds += 1
+        time.seconds += 2
 
-    transport = Pausing(after=10, work=work)
-    made = store.dispatcher(hook, transport, **time.options(), batch_size=40)
+    transport = Pausing(after=5, work=work)
+    made = store.dispatcher(hook, transport, **time.options(), batch_size=10)
     made.once()
-    # the message that was in the transport's hand
-    assert len(transport.ids) == 11
+    sent = len(transport.ids)
+    # what was in hand, and what was claimed meanwhile
+    assert 10 <= sent < 40
     assert not store.leased(hook)
     transport.work = lambda: None
-    hook.unpause(destination="q", on_unpause="at_once")
+    time.seconds += 2
+    made.once()
+    assert len(transport.ids) == sent
+    hook.unpause(destination="q")
     time.seconds += 2
     made.once()
     assert Counter(transport.ids) == {f"m{n:02}": 1 for n in range(40)}
@@ -295,11 +187,11 @@ def test_what_was_claimed_before_a_pause_is_not_sent(store: Store):
 
 @on_servers
 def test_a_slow_claim_holds_up_no_settlement(store: Store):
-    """A claim takes seconds where it passes over many messages that a pause holds."""
+    """A claim takes seconds where it passes over many messages of a destination that is paused."""
     hook = store.installed()
     time, slow, begun, ends = Time(hook), Event(), Event(), Event()
     hook.send(message(f"m{n:02}", time.start - SECOND) for n in range(40))
-    hook.pause(tag="other")
+    hook.pause(destination="other")
 
     def wait(connection: object, cursor: object, statement: str, *more: object) -> None:
         if slow.is_set() and "SKIP LOCKED" in statement:
@@ -369,7 +261,7 @@ def test_three_dispatchers_obey_and_one_is_killed(
         children = [stack.enter_context(closing(Child(dispatch, **arguments, max_rate=rate))) for _ in range(3)]
         assert [child.answer() for child in children] == ["ready"] * 3
         eventually(lambda: vhost.count("orders") >= ROWS / 10, PATIENCE)
-        report = hook.pause(sent_by=SentBy(dag_id="campaign"), because="stop")
+        report = hook.pause(destination="orders", because="stop")
         # later where the processes of other tests are at work
         real_time.sleep(length("seconds in which three dispatchers obey a pause", 5, 2))
         sent = vhost.count("orders")
@@ -389,7 +281,7 @@ def test_three_dispatchers_obey_and_one_is_killed(
         assert cancelled.changed > 0
         assert hook.restore(sent_by=run, overdue_ok=True).changed == cancelled.changed
         assert vhost.count("orders") == 0
-        hook.unpause(sent_by=SentBy(dag_id="campaign"), spread=5)
+        hook.unpause(destination="orders")
         early += consume(vhost, "orders", ROWS, arrived)
     assert arrived == dict.fromkeys(ids, 1)
     assert early == 0

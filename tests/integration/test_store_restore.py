@@ -66,7 +66,7 @@ def test_all_of_a_message_returns(store: Store, hook: DelayedStoreHook):
     assert hook.cancel(["whole", "retried", "failed", "plain"]).counts == {"cancelled": 4}
     assert rows(hook) == {}
     gone = hook.get("whole")
-    assert gone.at + timedelta(minutes=10) == gone.restorable_until
+    assert gone.at + timedelta(days=1) == gone.restorable_until
     assert {one.restorable_until for one in hook.page(state="cancelled").remembered} == {gone.restorable_until}
     assert hook.page(ids=["plain"]).remembered[0].restorable_until == gone.restorable_until
     # what would happen, and a filter by what is remembered of it

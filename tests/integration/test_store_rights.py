@@ -184,13 +184,13 @@ def test_each_user_does_its_work_with_its_list(world: SimpleNamespace):
     assert editing.cancel(destination="q", after=first.next, audit_seq=first.audit_seq).audit_seq == first.audit_seq
     assert len(list(viewing.audit())) == 10
 
-    editing.send([message("dropped", PAST)])
-    editing.pause(destination="q", duration=0, on_unpause="drop")
+    editing.send([message("paused", PAST)])
+    editing.pause(destination="q")
     assert len(viewing.pauses()) == 1
-    dispatching.dispatcher(dispatching.hook(), Transport()).run()
-    assert (viewing.get("dropped").state, viewing.pauses()) == ("cancelled", [])
-    editing.pause(tag="t")
-    assert editing.unpause(tag="t").pause is not None
+    held = Transport()
+    dispatching.dispatcher(dispatching.hook(), held).run()
+    assert "paused" not in held.ids
+    assert editing.unpause(destination="q").pause is not None
 
 
 def test_a_sender_stores_what_an_editor_cancels_or_remembers(world: SimpleNamespace):

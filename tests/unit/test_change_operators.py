@@ -17,7 +17,6 @@ from airflow_delayed.operators.change import (
     CRITERIA,
     DelayedCancelOperator,
     DelayedRescheduleOperator,
-    DelayedRestoreOperator,
     DelayedRetryOperator,
 )
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
@@ -27,7 +26,7 @@ from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
 from airflow_delayed.testing.delayed import Delayed, TaskRun
 
 DAY = timedelta(days=1)
-OPERATORS = [DelayedCancelOperator, DelayedRescheduleOperator, DelayedRestoreOperator, DelayedRetryOperator]
+OPERATORS = [DelayedCancelOperator, DelayedRescheduleOperator, DelayedRetryOperator]
 
 
 def task_of(kind: type, **options: object):
@@ -141,36 +140,6 @@ def test_a_retry_of_a_reschedule_moves_no_message_again(delayed: Delayed):
     cleared = run.execute()
     assert cleared["outcomes"] == {"rescheduled": 3}
     assert {one.due_at for one in delayed.stored} == {due + timedelta(minutes=10)}
-
-
-def test_a_cancel_is_taken_back(delayed: Delayed):
-    ids = three(delayed)
-    before = delayed.stored
-    delayed.run(task_of(DelayedCancelOperator, ids=ids[:2]))
-    assert delayed.run(task_of(DelayedRestoreOperator, tag="ann", dry_run=True))["outcomes"] == {"restored": 1}
-    assert len(delayed.stored) == 1
-    assert delayed.run(task_of(DelayedRestoreOperator, tag="ann"))["outcomes"] == {"restored": 1}
-    # a retry
-    done = delayed.run(task_of(DelayedRestoreOperator, ids=ids[:2], on_missing="fail"))
-    assert done["outcomes"] == {"restored": 1, "already stored": 1}
-    assert delayed.stored == before
-
-
-@pytest.mark.parametrize("overdue_ok", [True, "{{ params.now }}"])
-def test_what_is_overdue_is_restored_when_the_task_says_so(delayed: Delayed, overdue_ok: object):
-    ids = three(delayed)[:1]
-    delayed.advance(DAY - timedelta(minutes=5))
-    delayed.run(task_of(DelayedCancelOperator, ids=ids))
-    delayed.advance(timedelta(minutes=6))
-    with pytest.raises(AirflowFailException, match="1 overdue of 1 messages"):
-        delayed.run(task_of(DelayedRestoreOperator, ids=ids, on_missing="fail"))
-    with DAG("d", schedule=None, params={"now": "yes"}):
-        wrong = task_of(DelayedRestoreOperator, ids=ids, overdue_ok="{{ params.now }}")
-    with pytest.raises(AirflowFailException, match="overdue_ok='yes' is neither true nor false"):
-        delayed.run(wrong)
-    with DAG("d", schedule=None, params={"now": "True"}):
-        task = task_of(DelayedRestoreOperator, ids=ids, overdue_ok=overdue_ok)
-    assert delayed.run(task)["outcomes"] == {"restored": 1}
 
 
 @pytest.mark.parametrize("kind", OPERATORS)

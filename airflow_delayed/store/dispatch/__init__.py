@@ -61,10 +61,10 @@ a commit is in doubt           Outcomes are written again, but only of messages 
                                that it still leases and nobody has changed, so    DispatchRepository._transact
                                none counts twice. Messages of a claim without an  store/remembered_ids.py: still_claimed
                                answer are free after 30 s, late by that.
-messages are paused            Within 2 s none is claimed or sent any more, and   store/pauses.py: Pause.hold,
-                               what is claimed is released: late by the pause. At PauseReader, not_held
-                               its end they are sent within 10 min, or at once,   turns.py: ClaimTurns.holding
-                               or are cancelled. What a broker has, arrives.      worker.py: _LeaseGuard.may_send
+messages are paused            From the next claim on, within 2 s, none is taken  store/pauses.py: PauseReader,
+                               any more: late by the pause, and sent at once when not_paused
+                               somebody ends it. What was claimed before, and     turns.py: ClaimTurns.pausing
+                               what a broker has, arrives.
 the last dispatcher ends       At a planned end, a dispatcher that stayed hands   dispatcher.py: Dispatcher.hand_over,
                                over to RabbitMQ, for 20 s at most, what falls due HAND_OVER, Dispatcher._reach
                                within 15 min. The rest is late until the next one

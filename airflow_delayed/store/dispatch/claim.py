@@ -49,7 +49,6 @@ from airflow_delayed.store.bulk import Place, own_place
 from airflow_delayed.store.database import Dialect, slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.settle import Row
-from airflow_delayed.store.pauses import Hold, not_held
 from airflow_delayed.store.records import count_rows, delivered_by
 from airflow_delayed.store.schema import MAX_BODY, MAX_HEADER_BYTES, Tables, UtcTime
 
@@ -124,7 +123,6 @@ class ClaimRequest:
         one that has ended.
     :param passed: on PostgreSQL, the place up to which messages due at ``since`` are skipped, because they are claimed
         already.
-    :param holds: what pauses hold, which is not claimed.
     """
 
     deliver_conn_id: str | None
@@ -136,7 +134,6 @@ class ClaimRequest:
     passed: str = ""
     destination: str | None = None
     excluded: Sequence[str] = ()
-    holds: Sequence[Hold] = ()
 
 
 class NotAlone(Exception):
@@ -278,7 +275,6 @@ class _ClaimForm(NamedTuple):
     excludes: bool
     since: bool
     passed: bool
-    holds: Sequence[Hold]
 
 
 def _form(request: ClaimRequest) -> _ClaimForm:
@@ -288,7 +284,6 @@ def _form(request: ClaimRequest) -> _ClaimForm:
         bool(request.excluded),
         request.since is not None,
         bool(request.passed),
-        tuple(request.holds),
     )
 
 
@@ -385,7 +380,7 @@ def _due(tables: Tables, form: _ClaimForm) -> list[ColumnElement[bool]]:
     if form.passed:
         behind = own_place() > cast(bindparam("passed", type_=Text()), Place())
         conditions.append(or_(table.c.Time > bindparam("since"), behind))
-    return [*conditions, *not_held(tables, form.holds)]
+    return conditions
 
 
 def _not_leased(tables: Tables) -> ColumnElement[bool]:
@@ -408,7 +403,6 @@ def next_entry(
     cursor: ClaimCursor,
     now: datetime,
     since: datetime | None = None,
-    holds: Sequence[Hold] = (),
     until: datetime | None = None,
 ) -> datetime | None:
     """Return when the next message of a cursor may be claimed, a window before its due time; None: no message.
@@ -416,11 +410,10 @@ def next_entry(
     A message with a lease counts too, because the lease may end.
 
     :param since: only messages that are due then or later; None: any.
-    :param holds: what pauses hold, which may not be claimed.
     :param until: only messages that may be claimed then or before; None: any.
     """
     table, end = tables.messages, now + cursor.window
-    ours = [delivered_by(table, cursor.deliver_conn_id), *_of_cursor(table, cursor), *not_held(tables, holds)]
+    ours = [delivered_by(table, cursor.deliver_conn_id), *_of_cursor(table, cursor)]
     ours += [] if since is None else [table.c.Time >= since]
     ours += [] if until is None else [table.c.Time <= until + cursor.window]
     untried = or_(table.c.NextTry.is_(None), table.c.NextTry <= now, table.c.Time > end)

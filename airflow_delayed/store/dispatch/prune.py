@@ -1,5 +1,4 @@
-"""Forgetting what is over: ids and runs after the policy's time, cancelled messages after their grace, pauses
-after their end.
+"""Forgetting what is over: ids and runs after the policy's time, cancelled messages after their grace.
 
 A dispatcher forgets at least as many ids as it dispatches, so that the table of remembered ids stops growing once the
 oldest are old enough. This table has no partitions by day: PostgreSQL requires the day in each unique key of a
@@ -11,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_delayed.store import cancelled, pauses, remembered_ids, runs
+from airflow_delayed.store import cancelled, remembered_ids, runs
 from airflow_delayed.store.database import IDS
 from airflow_delayed.store.dispatch.limits import Activity
 from airflow_delayed.store.dispatch.repository import DispatchRepository
-from airflow_delayed.store.pauses import Pause
 from airflow_delayed.store.schema import Tables
 
 #: Seconds between two allowances, and how many ids each adds to those that the pass dispatches: for ids that no
@@ -31,8 +28,6 @@ ALLOWANCE = 100 * IDS
 RUN_TRANSACTIONS = 20
 #: The most transactions that delete cancelled messages, each up to 1000, after each allowance.
 BY_TIME_TRANSACTIONS = 100
-#: Messages of a pause that one pass drops at most.
-DROPPED = 5 * IDS
 #: Seconds until the next look at how many were dispatched.
 _LOOK_EVERY = 1.0
 
@@ -61,7 +56,6 @@ class Pruner:
         """
         forgotten = counted = 0
         self._allow()
-        self._end_pauses()
         while not self._repository.stop.is_set():
             ended = not wait(workers, timeout=0).not_done
             before, counted = counted, dispatched()
@@ -89,19 +83,6 @@ class Pruner:
         for _ in range(BY_TIME_TRANSACTIONS):
             if self._forget(forget_cancelled) < IDS:
                 break
-
-    def _end_pauses(self) -> None:
-        """Remove pauses that are over, and drop what fell due during a pause that is to drop it."""
-        repository = self._repository
-        for pause in repository.pauses.all():
-            now = repository.clock()
-            if pause.is_over(now):
-                repository.writing(Activity.HOUSEKEEPING, partial(self._remove, pause))
-            elif pause.has_ended(now) and pause.on_unpause == "drop":
-                repository.drop(pause, DROPPED)
-
-    def _remove(self, pause: Pause, connection: Connection, now: datetime) -> None:
-        pauses.remove(connection, self._repository.tables, pause)
 
     def _forget(self, forget: Callable[[Connection, Tables, datetime, datetime], int]) -> int:
         repository = self._repository

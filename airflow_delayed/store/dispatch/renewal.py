@@ -9,7 +9,6 @@ from threading import Lock
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.store.dispatch.settle import BatchOutcome, Row
-from airflow_delayed.store.pauses import Pause
 from airflow_delayed.threads import Ticker
 
 log = logging.getLogger(__name__)
@@ -23,7 +22,7 @@ class ClaimedBatch:
     second one; while the second one has nothing to do, the first may settle and claim too, and it settles what it has
     sent while a claim takes long. Which thread writes a field:
 
-    - ``rows``, ``holder``, ``pauses``: the thread that claims, before another thread has the batch. (The thread that
+    - ``rows``, ``holder``: the thread that claims, before another thread has the batch. (The thread that
       settles removes ``ctid`` from rows that were moved, under ``lock``.)
     - ``outcome``: the thread that sends, before the batch is settled.
     - ``deadline``, ``lease_lost``: the thread of the :class:`LeaseRenewer`, under ``lock``. The thread that sends
@@ -33,13 +32,11 @@ class ClaimedBatch:
     :param holder: the name under which the rows are leased, of this claim alone: the same dispatcher may claim a row
         again whose lease has ended.
     :param deadline: by this machine's monotonic clock.
-    :param pauses: of which nothing was claimed.
     """
 
     rows: Sequence[Row]
     holder: str
     deadline: float
-    pauses: Sequence[Pause] = ()
     #: For renewing the lease and for settling, so that the two do not meet in the database.
     lock: Lock = field(default_factory=Lock)
     #: The lease of a row has ended: another dispatcher may have claimed it, or a change removed it.

@@ -26,11 +26,9 @@ from airflow_delayed.store.dispatch.settle import BatchOutcome, Row
 from airflow_delayed.store.dispatch.turns import ClaimRound, ClaimTurns, next_claim
 from airflow_delayed.store.engine import CarriedClock, database_errors
 from airflow_delayed.store.network import Watchdog
-from airflow_delayed.store.outcomes import Outcomes
-from airflow_delayed.store.pauses import Pause, PauseReader, drop, holds_of
+from airflow_delayed.store.pauses import PauseReader
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.schema import Tables
-from airflow_delayed.threads import Ticker
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +40,6 @@ RESTART_AFTER = 1.0
 _PAUSE, RESTING_PAUSE = 10, 200
 #: Seconds between two questions to the database while nothing may be claimed.
 _ASK_EVERY = 10.0
-#: Seconds between two looks whether the pauses have to be read because of messages that are being sent.
-_PAUSES_EVERY = 0.25
 #: Seconds for which a dispatcher reports that it lost leases.
 LOSS_REPORTED = 600.0
 #: Seconds for which another dispatcher is expected beside this one, after it has claimed the same messages.
@@ -123,16 +119,12 @@ class DispatchRepository:
             clock,
         )
         self.pauses = PauseReader(tables, monotonic)
-        self._pauses_ticker: Ticker | None = None
         self._renewer = LeaseRenewer(self._renew, self._lease.total_seconds(), monotonic)
         self._watchdog = Watchdog(conn_id, engine, self._lease.total_seconds())
 
     def close(self) -> None:
-        """End the renewal of leases, the reading of pauses, and the watchdog."""
+        """End the renewal of leases, and the watchdog."""
         self._renewer.close()
-        if self._pauses_ticker is not None:
-            self._pauses_ticker.close()
-            self._pauses_ticker = None
         self._watchdog.close()
 
     def troubles(self) -> list[Trouble]:
@@ -161,8 +153,6 @@ class DispatchRepository:
 
     def begin_pass(self, longest: float | None) -> None:
         """Allow claims, for at most so many seconds."""
-        if self._pauses_ticker is None:
-            self._pauses_ticker = Ticker("delayed-pauses", _PAUSES_EVERY, self._read_pauses)
         self._claim_until = None if longest is None else self.monotonic() + longest
 
     @property
@@ -319,7 +309,7 @@ class DispatchRepository:
         claimed: list[ClaimedBatch] = []
         left, size = limit, 0
         joins = False
-        turns, pauses = self._paused(connection, now, turns)
+        turns = turns.pausing(self.pauses.read(connection))
         round_ = ClaimRound(connection, self.tables, turns, now, monotonic=self.monotonic)
         while left > 0 and size < claim.MOST_BYTES and self.may_claim:
             if (turn := round_.next(min(left, self.policy.batch_size))) is None:
@@ -345,7 +335,6 @@ class DispatchRepository:
                     since=since,
                     alone=alone,
                     passed="" if since is None else cursor.passed,
-                    holds=round_.holds,
                 ),
                 now=now,
                 dispatcher=holder,
@@ -357,52 +346,14 @@ class DispatchRepository:
                 cursor = replace(cursor, restart_at=ended + max(RESTART_AFTER, pause))
             round_.served(cursor.advance(rows, wanted), rows, wanted, from_oldest=since is None)
             if rows:
-                claimed.append(ClaimedBatch(rows, holder, deadline, pauses))
+                claimed.append(ClaimedBatch(rows, holder, deadline))
                 left -= len(rows)
                 size += sum(map(claim.size_of, rows))
         return claimed, round_.end()
 
-    def _paused(self, connection: Connection, now: datetime, turns: ClaimTurns) -> tuple[ClaimTurns, Sequence[Pause]]:
-        """Return the turns without what pauses hold, and these pauses."""
-        self.pauses.read(connection)
-        pauses = self.pauses.of(turns.main.deliver_conn_id)
-        return turns.holding(holds_of(pauses, now)), pauses
-
     def next_claim(self, connection: Connection, now: datetime, turns: ClaimTurns) -> datetime | None:
         """Return when a message of a connection may be claimed next; None: there is no message."""
-        turns, _ = self._paused(connection, now, turns)
-        return next_claim(connection, self.tables, turns, now)
-
-    def _read_pauses(self) -> None:
-        """Read the pauses while messages are being sent: nobody claims meanwhile."""
-        if not (self.in_flight and self.pauses.is_old):
-            return
-        try:
-            with (
-                self._answered("reading pauses"),
-                self._engine.connect().execution_options(read_only=True) as connection,
-            ):
-                self.pauses.read(connection)
-        except DelayedError as error:
-            # the next claim reads them
-            log.debug("the pauses could not be read: %s", error)
-
-    def drop(self, pause: Pause, most: int) -> Outcomes | None:
-        """Cancel up to so many messages of a pause that has ended by itself; None: it failed, and is tried again."""
-        try:
-            with self._answered(Activity.HOUSEKEEPING.value):
-                return drop(
-                    self._engine,
-                    self.tables,
-                    pause,
-                    who=f"dispatcher {self.dispatcher}",
-                    because=f"pause {pause.seq} ended",
-                    limit=most,
-                    clock=self._database_time,
-                )
-        except DelayedError as error:
-            log.warning("store %r: what pause %s is to drop waits: %s", self._conn_id, pause.seq, error)
-            return None
+        return next_claim(connection, self.tables, turns.pausing(self.pauses.read(connection)), now)
 
     def _renew(self, batch: ClaimedBatch) -> None:
         began = self.monotonic()
@@ -423,7 +374,7 @@ class DispatchRepository:
         """Lock due messages for queue tables until the transaction's end; return them, and the turns for the next."""
         rows: dict[str, Row] = {}
         dialect_of(connection).go_by_indexes(connection)
-        turns, _ = self._paused(connection, now, turns)
+        turns = turns.pausing(self.pauses.read(connection))
         round_ = ClaimRound(connection, self.tables, turns, now, monotonic=self.monotonic)
         while len(rows) < limit and (turn := round_.next(limit - len(rows))):
             cursor, wanted = turn
@@ -433,7 +384,6 @@ class DispatchRepository:
                 excluded=cursor.excluded,
                 due_by=now,
                 limit=wanted,
-                holds=round_.holds,
             )
             locked = claim.lock_due(connection, self.tables, request, now)
             # a row that this transaction has locked before is locked again, and is no reason for another turn

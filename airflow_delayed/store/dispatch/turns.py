@@ -10,8 +10,8 @@ message. These destinations have cursors of their own, and the cursors take turn
 - A destination that has rested, and is tried again, with :data:`TRIED` messages. If there is none, it is forgotten.
 - Each one of a worker that has no main cursor.
 
-Nothing is claimed that a pause holds (:mod:`airflow_delayed.store.pauses`). A destination that is paused as a whole
-rests.
+A destination that is paused (:mod:`airflow_delayed.store.pauses`) rests; for a connection that is paused nothing is
+claimed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from airflow_delayed.message import UTC
 from airflow_delayed.store.dispatch import claim
 from airflow_delayed.store.dispatch.claim import ClaimCursor
 from airflow_delayed.store.dispatch.settle import Row
-from airflow_delayed.store.pauses import Hold
+from airflow_delayed.store.pauses import Pause
 from airflow_delayed.store.schema import Tables
 
 #: By how much the messages of a claim are late, when destinations that wait behind them get turns.
@@ -53,7 +53,7 @@ class ClaimTurns:
     :param idle: destinations that were to be tried again, and have no message.
     :param looked_up_to: the last look for waiting destinations ended with this one.
     :param look_at: when to look again, by the monotonic clock.
-    :param holds: what pauses hold, but for whole destinations.
+    :param paused: the connection is paused.
     """
 
     cursors: Sequence[ClaimCursor]
@@ -62,7 +62,7 @@ class ClaimTurns:
     idle: Collection[str] = ()
     looked_up_to: str = ""
     look_at: float = 0.0
-    holds: Sequence[Hold] = ()
+    paused: bool = False
 
     @classmethod
     def of_connection(cls, deliver_conn_id: str | None, window: timedelta) -> ClaimTurns:
@@ -103,31 +103,24 @@ class ClaimTurns:
             main = from_oldest(main)
         return replace(self, cursors=(*cursors, replace(main, excluded=excluded)))
 
-    def holding(self, holds: Sequence[Hold]) -> ClaimTurns:
-        """Return the turns with what pauses hold at present.
-
-        Where they hold other messages than before, each cursor begins with the oldest message, which may be free now.
-        """
-        if not holds and not self.holds:
+    def pausing(self, pauses: Sequence[Pause]) -> ClaimTurns:
+        """Return the turns without what is paused at present."""
+        paused = any(one.is_of_connection(self.main.deliver_conn_id) for one in pauses)
+        names = [one.wanted.destination for one in pauses if one.wanted.destination is not None]
+        if not names and paused == self.paused:
             return self
-        others = [hold for hold in holds if hold.destination is None]
-        as_before = len(others) == len(self.holds) and all(map(Hold.holds_as, others, self.holds))
-        cursors = self.cursors if as_before else [from_oldest(cursor) for cursor in self.cursors]
-        paused = {hold.destination: NEVER for hold in holds if hold.destination is not None}
-        return replace(self, cursors=cursors, holds=others, resting={**self.resting, **paused})
-
-    @property
-    def holds_all(self) -> bool:
-        """Whether the connection is paused as a whole."""
-        return any(hold.is_whole_connection for hold in self.holds)
+        # what was stored during a pause may be due before the place of a cursor
+        cursors = self.cursors if paused == self.paused else [from_oldest(cursor) for cursor in self.cursors]
+        resting = {**self.resting, **dict.fromkeys(names, NEVER)}
+        return replace(self, cursors=cursors, paused=paused, resting=resting)
 
     @property
     def skips(self) -> bool:
-        """Whether a claim from the oldest message on would read messages that wait for their destination, or a pause.
+        """Whether a claim from the oldest message on would read messages that wait for their destination.
 
         What was due before is then looked for every second, or seldom.
         """
-        return bool(self.resting or self.holds)
+        return bool(self.resting)
 
     def caught_up(self, now: datetime) -> datetime:
         """Return the due time with which the main cursor goes on that has claimed all that was due."""
@@ -165,8 +158,6 @@ class ClaimRound:
         self._now = now
         self._monotonic = monotonic
         self._waiting = deque(self._turns.cursors)
-        #: What pauses hold, but for whole destinations.
-        self.holds = turns.holds
         self._ended: list[ClaimCursor] = []
         self._idle: set[str] = set()
         if turns.only is not None:
@@ -177,7 +168,7 @@ class ClaimRound:
 
     def next(self, most: int) -> tuple[ClaimCursor, int] | None:
         """Return the cursor whose turn it is, and how many messages it may claim; None: none may."""
-        if not self._waiting or self._turns.holds_all:
+        if not self._waiting or self._turns.paused:
             return None
         cursor = self._waiting[0]
         return cursor, min(most, TRIED) if cursor.destination in self._turns.resting else most
@@ -202,7 +193,7 @@ class ClaimRound:
             if name is None and rows and rows[-1]["Time"] <= self._now - _LATE:
                 self._look_for_late(self._now, {row["Destination"] for row in rows})
         elif name is None and self._turns.skips:
-            # each claim from the oldest on would read all messages that rest, or that are paused
+            # each claim from the oldest on would read all messages that rest
             since = self._turns.caught_up(self._now)
             self._ended.append(replace(cursor, since=since, passed="", untouched=False))
         elif not rows and not from_oldest:
@@ -259,7 +250,7 @@ def next_claim(connection: Connection, tables: Tables, turns: ClaimTurns, now: d
     """Return when a message of a connection may be claimed next; None: there is no message."""
     turns = turns.at(now)
     soon = now + timedelta(seconds=_LOOK_EVERY)
-    if turns.holds_all:
+    if turns.paused:
         return soon
     moments: list[datetime | None] = [until for until in turns.resting.values() if until > now]
     if turns.only is not None:
@@ -268,6 +259,6 @@ def next_claim(connection: Connection, tables: Tables, turns: ClaimTurns, now: d
         return min(filter(None, moments), default=None)
     # messages that were due before are looked for every second; what is skipped may be all that falls due later
     since, until = (turns.caught_up(now), soon) if turns.skips else (None, None)
-    first = claim.next_entry(connection, tables, turns.main, now, since, turns.holds, until)
+    first = claim.next_entry(connection, tables, turns.main, now, since, until)
     moments += [first, soon if since else None]
     return min(filter(None, moments), default=None)

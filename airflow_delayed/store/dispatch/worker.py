@@ -80,23 +80,17 @@ CHECK_SECONDS = 0.05
 #: that waits for it is to end to the next.
 _SILENT_AFTER, _STEP = 5.0, 0.5
 #: Seconds of a claim, after which what was sent meanwhile is settled beside it: the claim may pass over a million
-#: messages that a pause holds.
+#: messages of a destination that is paused.
 SLOW_CLAIM = 0.5
 
 
 class _LeaseGuard:
     """Lets a message pass when its time has come, while its lease is safe and the dispatcher is not stopped.
 
-    A pause that began or changed since the claim stops the attempt: the rest is released, and claimed again without
-    what the pause holds.
-
     :param window: how long before its due time a message may be sent.
     """
 
-    def __init__(
-        self, conn_id: str, batches: Sequence[ClaimedBatch], repository: DispatchRepository, window: timedelta
-    ) -> None:
-        self._conn_id = conn_id
+    def __init__(self, batches: Sequence[ClaimedBatch], repository: DispatchRepository, window: timedelta) -> None:
         self._batches = batches
         self._repository = repository
         self._window = window
@@ -126,9 +120,6 @@ class _LeaseGuard:
         if now >= self._sure_until:
             ends = min((batch.deadline for batch in self._batches), default=now) - self._margin
             if now >= ends or any(batch.lease_lost for batch in self._batches):
-                return False
-            pauses = self._repository.pauses.of(self._conn_id)
-            if any(batch.pauses != pauses for batch in self._batches):
                 return False
             self._sure_until = min(ends, now + CHECK_SECONDS)
         return True
@@ -442,7 +433,7 @@ class ConnectionWorker:
         :param idle: set while the thread that sends has nothing to do.
         """
         waits = (self._ahead and self._caught_up is not None) or self._repository.rate.limits
-        if waits or self._repository.pauses.of(self.conn_id):
+        if waits or self._repository.pauses.known:
             # a claim may have to wait, or pass over many paused messages, and settling does not wait with it
             self._settle(sent)
             sent = ()
@@ -485,7 +476,7 @@ class ConnectionWorker:
         if not batches:
             return None
         repository = self._repository
-        guard = _LeaseGuard(self.conn_id, batches, repository, self.window)
+        guard = _LeaseGuard(batches, repository, self.window)
         result = DeliveryResult()
         for rows in self._in_time([row for batch in batches for row in batch.rows], guard):
             now = repository.clock()

@@ -7,7 +7,7 @@ import { clock, span, time } from "./time.js";
 
 /** What keeps the messages of a destination, by the code of its cause. */
 const WORDS = { "destination-refuses": "refused", "destination-missing": "not there", "connection-fails": "connection fails", unreachable: "unreachable", silent: "no answer",
-  "not-examined": "unknown", "no-dispatcher": "no dispatcher", "dispatcher-fails": "dispatcher fails", overdue: "late", "pause-ends": "paused" };
+  "not-examined": "unknown", "no-dispatcher": "no dispatcher", "dispatcher-fails": "dispatcher fails", overdue: "late" };
 /** Causes that begin with the first late message: its lateness stands on the line already. */
 const OF_LATENESS = new Set(["no-dispatcher", "overdue"]);
 const FIRST = 6;
@@ -24,11 +24,11 @@ export function destinations(lateness, { phone, connections }) {
     others.length > 0 && h("li", {}, h("details", { "data-key": "destinations" }, h("summary", { "data-key": "destinations summary" }, `${others.length} more`), h("ul", {}, others.map(line)))));
 }
 
-function item({ store_conn_id: name, conn_id: connection, destination, status, code, since, until, late_seconds: late, p99_seconds: p99, dispatched }, store) {
+function item({ store_conn_id: name, conn_id: connection, destination, status, code, since, late_seconds: late, p99_seconds: p99, dispatched }, store) {
   const title = [connection, destination].filter(Boolean).join("/");
   const word = status === "late" && !late && !code ? "late in the last 2 min" : WORDS[code] ?? status;
   const selections = selectionsOf({ destination, deliver_conn_id: connection });
-  return h("li", { class: status, title: `${title}, of store ${name}` }, h("strong", {}, title), ` ${word}`, until ? [" until ", time(until, clock)] : since && !OF_LATENESS.has(code) && [" since ", time(since, clock)],
+  return h("li", { class: status, title: `${title}, of store ${name}` }, h("strong", {}, title), ` ${word}`, since && !OF_LATENESS.has(code) && [" since ", time(since, clock)],
     late > 0 ? `, ${span(late)} late` : dispatched > 0 && p99 !== null && `, ${p99 ? `99 % within ${p99 < SHORT ? `${Number(p99.toFixed(2))} s` : span(p99)}` : "on time"}`,
     store && status !== "paused" && [" ", h("button", { type: "button", class: "plain", "data-key": `pause ${name} ${title}`, "aria-label": `Pause ${title}`, onclick: () => pause(pathOf(store), selections) }, "Pause…")]);
 }

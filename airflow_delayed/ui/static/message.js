@@ -44,14 +44,9 @@ function changes(path, { message, remembered, at }, { edit }, change) {
   const until = remembered?.restorable_until;
   const can = message ? [message.state === "failed" ? ["retry", "Retry…"] : ["reschedule", "Reschedule…"], ["cancel", "Cancel…"], ["pause", "Pause…"], ["erase", "Erase…"]]
     : until && Date.parse(until) > Date.parse(at) ? [["restore", "Take the cancel back…"], ["erase", "Erase…"]] : [];
-  return can.length > 0 && h("div", { class: "buttons" }, can.filter(([name]) => edit || name !== "erase").map(([name, label]) => h("button", { type: "button", "data-key": `message ${name}`,
-    class: name === "erase" ? "danger" : null, onclick: () => (name === "pause" ? pause(path, pausable(message, edit)) : change(name)) }, label)),
+  return can.length > 0 && h("div", { class: "buttons" }, can.filter(([name]) => edit || !["erase", "pause"].includes(name)).map(([name, label]) => h("button", { type: "button", "data-key": `message ${name}`,
+    class: name === "erase" ? "danger" : null, onclick: () => (name === "pause" ? pause(path, selectionsOf(message)) : change(name)) }, label)),
   until && h("span", { class: "muted" }, `The cancel can be taken back until ${absolute(until)}.`));
-}
-
-/** Who may not edit the store pauses what a DAG of theirs stored. */
-function pausable({ origin, tag, destination, deliver_conn_id: connection }, edit) {
-  return selectionsOf({ dag_id: origin?.dag_id, run_id: origin?.run_id, ...(edit ? { tag, destination, deliver_conn_id: connection } : {}) });
 }
 
 function cancellable({ cancellable_until: until, cancellable_longest: longest }) {

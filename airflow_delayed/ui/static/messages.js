@@ -4,7 +4,6 @@ import { act } from "./actions.js";
 import { Fault, get, part } from "./api.js";
 import { h, meaning, show } from "./dom.js";
 import { badge, detail, taskAddress } from "./message.js";
-import { pause, selectionOf } from "./pauses.js";
 import { LATE, filterOf, isEmpty, overdue, problemOf, search, together } from "./search.js";
 import { leave } from "./airflow.js";
 import { absolute, relative, span, time } from "./time.js";
@@ -207,14 +206,13 @@ export class Messages {
     }));
   }
 
-  /** What can be done with all of a destination, tag, DAG or run, which need not be chosen first. */
+  /** What can be done with all of a run, which need not be chosen first. */
   ofWhole() {
-    const selection = selectionOf(this.filter);
+    const { dag_id, run_id } = this.filter;
     // who may only edit a DAG
-    const may = this.store.may.edit || (selection?.dag_id && this.page?.messages.some((one) => one.may_change));
-    if (!selection || !may) return [];
-    return [h("button", { type: "button", "data-key": "pause", onclick: () => pause(this.path, [selection]) }, "Pause…"),
-      selection.run_id && h("button", { type: "button", "data-key": "cancel run", onclick: () => this.change("cancel", { filter: { dag_id: selection.dag_id, run_id: selection.run_id } }) }, "Cancel the run…")];
+    const may = this.store.may.edit || this.page?.messages.some((one) => one.may_change);
+    if (!dag_id || !run_id || !may) return [];
+    return [h("button", { type: "button", "data-key": "cancel run", onclick: () => this.change("cancel", { filter: { dag_id, run_id } }) }, "Cancel the run…")];
   }
 
   /** How many messages match. */

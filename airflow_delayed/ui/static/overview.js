@@ -131,9 +131,9 @@ function pauses(connection, { dispatchers: seen }) {
   const path = pathOf(connection);
   const names = [...new Set(seen.flatMap(({ conn_ids: ids }) => ids.map((name) => name ?? connection.connection_id)))];
   return later("Pauses", path, () => get(`${path}/pauses`), ({ pauses: found }) => [
-    found.length ? table(["Of", "Since", "Until", "Who", "Reason", ""], found.map((one) => h("tr", {},
-      h("td", {}, inWords(one.selection)), h("td", { class: "time" }, time(one.at)), h("td", { class: "time" }, one.ends_at ? time(one.ends_at) : "somebody ends it"), h("td", {}, one.who), h("td", {}, one.because),
-      h("td", {}, one.may_change && h("button", { type: "button", "data-key": `unpause ${inWords(one.selection)}`, onclick: () => unpause(path, one) }, "Unpause…"))))) : h("p", {}, "Nothing is paused."),
+    found.length ? table(["Of", "Since", "Who", "Reason", ""], found.map((one) => h("tr", {},
+      h("td", {}, inWords(one.selection)), h("td", { class: "time" }, time(one.at)), h("td", {}, one.who), h("td", {}, one.because),
+      h("td", {}, connection.may.edit && h("button", { type: "button", "data-key": `unpause ${inWords(one.selection)}`, onclick: () => unpause(path, one.selection) }, "Unpause…"))))) : h("p", {}, "Nothing is paused."),
     connection.may.edit && names.length > 0 && h("p", {}, h("button", { type: "button", "data-key": "pause connection", onclick: () => pause(path, names.flatMap((name) => selectionsOf({ deliver_conn_id: name }))) }, "Pause a connection…"))]);
 }
 

@@ -65,8 +65,8 @@ export function verdict(element, { find, retry, failed, connections }) {
     return [
       states.length > 0 && button("Show the messages", () => find(name, { state: states })),
       // the search knows no connection
-      pause && Object.keys(pause.selection).every((one) => FIELDS.includes(one)) && button("Show the messages", () => find(name, pause.selection)),
-      pause && connection && (connection.may.edit || pause.selection.dag_id) && button("Unpause…", () => unpause(pathOf(connection), pause)),
+      pause && Object.keys(pause).every((one) => FIELDS.includes(one)) && button("Show the messages", () => find(name, pause)),
+      pause && connection?.may.edit && button("Unpause…", () => unpause(pathOf(connection), pause)),
       // its figures, and what can be moved back
       kind !== "store" && !since && button("Show the connection", () => find(name, null)),
       settings && mayEdit && h("a", { class: "button", href: address(`connections?name_pattern=${part(settings)}`), onclick: leave }, "Edit the connection"),

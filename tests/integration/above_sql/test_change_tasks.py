@@ -18,16 +18,13 @@ from airflow_delayed.identity import Origin
 from airflow_delayed.operators.change import (
     DelayedCancelOperator,
     DelayedRescheduleOperator,
-    DelayedRestoreOperator,
     DelayedRetryOperator,
 )
-from airflow_delayed.operators.pause import DelayedPauseOperator, DelayedUnpauseOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 
 KINDS = {
     "cancel": DelayedCancelOperator,
     "reschedule": DelayedRescheduleOperator,
-    "restore": DelayedRestoreOperator,
     "retry": DelayedRetryOperator,
 }
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
@@ -209,46 +206,6 @@ def test_in_a_dag(store: Store, run_dag, connect):
 
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
-def test_destinations_are_paused_and_resumed_by_mapped_tasks(store: Store, hook: DelayedStoreHook, run_dag):
-    with DAG("upgrade", schedule=None) as dag:
-        names = ["p", "q"]
-        options = {"store_conn_id": store.conn_id, "because": "{{ run_id }}"}
-        stop = DelayedPauseOperator.partial(task_id="stop", **options, duration="PT2H").expand(destination=names)
-        mine = DelayedPauseOperator(task_id="mine", **options, sent_by={"dag_id": "d1"}, dry_run="{{ True }}")
-        go_on = DelayedUnpauseOperator.partial(task_id="go_on", **options, on_unpause="at_once").expand(
-            destination=names
-        )
-        stop >> mine >> go_on
-    run = run_dag(dag)
-    returned = {
-        (one.task_id, one.map_index): one.xcom_pull(one.task_id, map_indexes=one.map_index)
-        for one in run.get_task_instances()
-    }
-    stopped = [returned["stop", index] for index in (0, 1)]
-    assert [(one["selection"], one["waiting"]) for one in stopped] == [
-        ({"destination": "p"}, 1),
-        ({"destination": "q"}, 3),
-    ]
-    assert [returned["go_on", index]["ended"] for index in (0, 1)] == [True, True]
-    assert (result(run, "mine")["waiting"], result(run, "mine")["dry_run"]) == (2, True)
-    assert hook.pauses() == []
-    assert [one.action for one in hook.audit()] == ["unpause"] * 2 + ["pause"] * 2
-    assert {one.because for one in hook.audit()} == {run.run_id}
-
-
-@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
-def test_what_is_to_be_paused_must_be_named(store: Store, hook: DelayedStoreHook):
-    with pytest.raises(ValueError, match="give at least one of destination=, deliver_conn_id=, tag=, sent_by="):
-        changed(store, DelayedPauseOperator)
-    with pytest.raises(ValueError, match="duration= is for a pause"):
-        changed(store, DelayedUnpauseOperator, tag="ann", duration=5)
-    with pytest.raises(AirflowFailException, match="None"):
-        changed(store, DelayedPauseOperator, tag=None)
-    assert changed(store, DelayedUnpauseOperator, tag="ann")["ended"] is False
-    assert hook.pauses() == []
-
-
-@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 def test_a_mapped_task_whose_value_is_none_changes_nothing(store: Store, run_dag):
     hook = store.installed()
     hook.send([message("a", hook.now() + DAY)])
@@ -303,12 +260,10 @@ def test_the_results_of_a_mapped_send_name_its_messages(store: Store, run_dag):
         send = DelayedSendOperator.partial(task_id="send", conn_id=store.conn_id, destination="mail", delay=DAY).expand(
             value=["a", "b", "c"]
         )
-        cancel = DelayedCancelOperator(
+        DelayedCancelOperator(
             task_id="cancel", store_conn_id=store.conn_id, ids=send.output, because="{{ dag.dag_id }} ends"
         )
-        cancel >> DelayedRestoreOperator(task_id="restore", store_conn_id=store.conn_id, ids=send.output)
     run = run_dag(dag)
     assert result(run, "cancel")["outcomes"] == {"cancelled": 3}
-    assert result(run, "restore")["outcomes"] == {"restored": 3}
-    assert len(waiting(hook)) == 3
-    assert [(one.action, one.because) for one in hook.audit()] == [("restore", None), ("cancel", "mapped ends")]
+    assert waiting(hook) == []
+    assert [(one.action, one.because) for one in hook.audit()] == [("cancel", "mapped ends")]

@@ -298,7 +298,7 @@ def test_a_cancel_is_taken_back(store: Store, hook: DelayedStoreHook, page: Page
     page.post(url(store, "cancel"), ids=["soon", "due", "failed", "nightly"], dry_run=False)
     detail = page.get(url(store, "message"), id="soon")
     until = datetime.fromisoformat(detail["remembered"]["restorable_until"])
-    assert until == datetime.fromisoformat(detail["remembered"]["at"]) + timedelta(minutes=10)
+    assert until == datetime.fromisoformat(detail["remembered"]["at"]) + timedelta(days=1)
     # the content is kept, and shown until then to those who may see it
     assert (detail["headers"]["names"], detail["body_bytes"]) == (["Customer", "n"], 12)
     assert page.get(url(store, "body"), id="soon")["bytes"] == 12

@@ -10,8 +10,6 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_for
 from airflow_delayed.store.dispatch import claim
-from airflow_delayed.store.filters import MessageFilter
-from airflow_delayed.store.pauses import Hold
 from airflow_delayed.store.schema import store_tables
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -90,23 +88,6 @@ def test_a_claim_alone_asks_nothing_of_what_is_remembered(alone):
     assert ('FROM "delayed_messages_past"' in statement) != alone
     assert ("ON CONFLICT" in statement) != alone
     assert ("ctid > CAST(%(passed)s" in statement) == alone
-
-
-@pytest.mark.parametrize("dialect", [postgresql.dialect(), mysql.dialect(), sqlite.dialect()], ids=lambda one: one.name)
-def test_only_a_pause_adds_a_condition(dialect):
-    def words(holds) -> str:
-        recorder = Recorder(dialect)
-        wanted = claim.ClaimRequest(deliver_conn_id="broker", due_by=NOW, limit=500, holds=holds)
-        claim.claim_due(recorder, store_tables(), wanted, now=NOW, dispatcher="me", until=NOW)
-        return " ".join(str(recorder.statement.compile(dialect=dialect)).split())
-
-    plain = words(())
-    assert "Tag" not in plain.partition("WHERE")[2].partition("LIMIT")[0]
-    assert "sha" not in plain
-    spread = words((Hold(MessageFilter(tag="t"), NOW, "7fff"),))
-    # null where a message has no tag
-    assert spread.count("coalesce(") == plain.count("coalesce(") + 1
-    assert {"postgresql": "sha256(", "mysql": "sha2(", "sqlite": "delayed_hash("}[dialect.name] in spread
 
 
 @pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2500])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from airflow_delayed.diagnosis import merged
-from airflow_delayed.message import utcnow
-from airflow_delayed.ui.models import HeldSelection, LatenessResponse
+from airflow_delayed.ui.models import LatenessResponse
 from airflow_delayed.ui.verdict import Cause, _by_destination, _joined
 
 
@@ -62,13 +60,8 @@ def test_an_error_of_a_broker_says_what_messages_that_stay_in_its_levels_follow_
     assert [one.code for _, one in merged([("rabbit", warning), ("rabbit", missing)], _joined)] == ["missing"]
 
 
-@pytest.mark.parametrize("minutes, status", [(1, "paused"), (-1, "delivering")])
-def test_an_ended_pause_pauses_no_destination(minutes: int, status: str) -> None:
-    pause = HeldSelection(
-        selection={"destination": "emails"},
-        ends_at=utcnow() + timedelta(minutes=minutes),
-        on_unpause="spread",
-        spread=600,
-    )
-    paused = cause("paused", "warning", destination="emails", deliver_conn_id=None, pause=pause)
-    assert statuses(paused)["emails"] == status
+@pytest.mark.parametrize("pause", [{"destination": "emails"}, {"deliver_conn_id": "rabbit"}])
+def test_a_pause_is_of_a_destination_or_of_all_of_a_connection(pause: dict[str, str]) -> None:
+    paused = cause("paused", "warning", destination=None, deliver_conn_id=None, pause=pause)
+    of_orders = "late" if "destination" in pause else "paused"
+    assert statuses(paused) == {"orders": of_orders, "emails": "paused"}
