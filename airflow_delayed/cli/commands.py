@@ -250,7 +250,6 @@ def _plan(store: DelayedStoreHook, names: Sequence[str], policy: DispatchPolicy)
     return rows
 
 
-@suppress_logs_and_warning
 @contextmanager
 def store_of(args: Namespace) -> Iterator[DelayedStoreHook]:
     """Yield the store's hook; an error ends the command with a line of text."""
