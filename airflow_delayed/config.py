@@ -14,8 +14,6 @@ from airflow_delayed.message import delay_of
 from airflow_delayed.provider_info import get_provider_info
 
 SECTION = "delayed"
-#: The most destinations that the page's metrics have by name.
-MOST_METRICS_DESTINATIONS = 20
 
 
 def hold_over() -> timedelta:
@@ -89,19 +87,6 @@ def viewers() -> str:
     if text not in ("connections", "plugins"):
         raise InvalidOption("viewers", text, "write connections or plugins")
     return text
-
-
-def metrics_token() -> str:
-    """Return the token with which Prometheus reads the page's ``/metrics``; empty: nobody reads them."""
-    return _text("metrics_token")
-
-
-def metrics_destinations() -> tuple[str, ...]:
-    """Return the destinations that the page's ``/metrics`` names, at most 20; the others are one, ``other``."""
-    names = _names("metrics_destinations")
-    if len(names) > MOST_METRICS_DESTINATIONS:
-        raise InvalidOption("metrics_destinations", str(len(names)), f"name at most {MOST_METRICS_DESTINATIONS}")
-    return names
 
 
 def page_body_limit() -> int:

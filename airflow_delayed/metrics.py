@@ -1,7 +1,5 @@
 """Metrics through Airflow's Stats: counters, a timing, and a store's gauges while a dispatcher stays.
 
-A :class:`Recorder` gets the same, such as the ``/metrics`` of ``airflow delayed dispatcher``.
-
 Names and tags are described in docs/airflow/metrics.md. Tags name connections, never a destination or a message.
 """
 
@@ -10,13 +8,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from airflow_delayed.delivery import DelayStore
 from airflow_delayed.errors import explained
@@ -43,43 +40,11 @@ _NO_PART = re.compile(r"[^A-Za-z0-9_-]")
 OUTCOMES = ("dispatched", "retried", "failed", "expired", "error_destination")
 
 
-class Recorder(Protocol):
-    """Gets metrics as Airflow's Stats does; from any thread. A name is such as ``delayed.dispatched``."""
-
-    def incr(self, name: str, count: int, *, tags: dict[str, str]) -> object:
-        """Add to a counter."""
-
-    def timing(self, name: str, dt: timedelta, *, tags: dict[str, str]) -> object:
-        """Note one duration."""
-
-    def gauge(self, name: str, value: float, *, tags: dict[str, str]) -> object:
-        """Set a gauge."""
-
-
-_recorders: list[Recorder] = []
-
-
-@contextmanager
-def recorded(recorder: Recorder) -> Iterator[None]:
-    """Let a recorder get all metrics of this process too, within the block."""
-    _recorders.append(recorder)
-    try:
-        yield
-    finally:
-        _recorders.remove(recorder)
-
-
-def _receivers() -> list[Any]:
-    from airflow_delayed.compat import stats
-
-    return [stats(), *_recorders]
-
-
 def wanted() -> bool:
-    """Return whether metrics go anywhere: by Airflow's section ``[metrics]``, or to a recorder."""
+    """Return whether metrics go anywhere, by Airflow's section ``[metrics]``."""
     from airflow_delayed.compat import conf
 
-    return bool(_recorders) or any(conf.getboolean("metrics", switch, fallback=False) for switch in _SWITCHES)
+    return any(conf.getboolean("metrics", switch, fallback=False) for switch in _SWITCHES)
 
 
 @cache
@@ -143,24 +108,26 @@ def count_cycled(conn_id: str) -> Callable[[CycleCounts], None]:
 
 
 def _count(counts: dict[str, int], tags: dict[str, str]) -> None:
+    from airflow_delayed.compat import stats
+
     for name, count in counts.items():
-        for receiver in _receivers() if count else ():
-            receiver.incr(f"delayed.{name}", count, tags=tags)
+        if count:
+            stats().incr(f"delayed.{name}", count, tags=tags)
 
 
 def _lateness(late: timedelta, tags: dict[str, str]) -> None:
-    for receiver in _receivers():
-        # a message that is dispatched before its due time is not late
-        receiver.timing("delayed.lateness", max(late, timedelta(0)), tags=tags)
+    from airflow_delayed.compat import stats
+
+    # a message that is dispatched before its due time is not late
+    stats().timing("delayed.lateness", max(late, timedelta(0)), tags=tags)
 
 
 def gauge(name: str, value: float, tags: dict[str, str]) -> None:
     """Set a gauge. Where Airflow drops tags, their values are parts of its name: else stores overwrite each other."""
-    stats, *recorders = _receivers()
-    for recorder in recorders:
-        recorder.gauge(f"delayed.{name}", value, tags=tags)
+    from airflow_delayed.compat import stats
+
     parts = [] if _keeps_tags() else [_NO_PART.sub("_", value) for value in tags.values()]
-    stats.gauge(".".join(["delayed", name, *parts]), value, tags=tags)
+    stats().gauge(".".join(["delayed", name, *parts]), value, tags=tags)
 
 
 def _keeps_tags() -> bool:

@@ -20,7 +20,7 @@ def _one_of(default: str, *others: str) -> dict[str, Any]:
     }
 
 
-def _option(description: str, kind: str, *, default: str, example: str, sensitive: bool = False) -> dict[str, Any]:
+def _option(description: str, kind: str, *, default: str, example: str) -> dict[str, Any]:
     """Return an option of Airflow's configuration; all of them came with the first release."""
     return {
         "description": description,
@@ -28,7 +28,6 @@ def _option(description: str, kind: str, *, default: str, example: str, sensitiv
         "type": kind,
         "example": example,
         "default": default,
-        **({"sensitive": True} if sensitive else {}),
     }
 
 
@@ -190,22 +189,6 @@ def get_provider_info() -> dict[str, Any]:
                         "string",
                         default="connections",
                         example="plugins",
-                    ),
-                    "metrics_token": _option(
-                        "The token with which Prometheus reads /delayed-deliveries/metrics of the API server, as"
-                        " Authorization: Bearer. Without it there are no such metrics. It may come from a secrets"
-                        " backend or a command.",
-                        "string",
-                        default="",
-                        example="a long random text",
-                        sensitive=True,
-                    ),
-                    "metrics_destinations": _option(
-                        "Destinations, at most 20, whose lateness /delayed-deliveries/metrics has by name; that of all"
-                        " others is there as other.",
-                        "string",
-                        default="",
-                        example="orders, emails",
                     ),
                     "page_body_limit": _option(
                         "How many bytes of a message's body the page shows to those who may see it; 0 shows none.",

@@ -205,7 +205,7 @@ def dispatcher_(args: Namespace) -> None:
             ended = service.run(args.host, args.port)
         except OSError as error:
             raise SystemExit(
-                f"/live, /ready and /metrics cannot be served at {args.host}:{args.port}: {error}; choose another"
+                f"/live and /ready cannot be served at {args.host}:{args.port}: {error}; choose another"
                 " --port, or --port 0 for any free one"
             ) from None
     if not ended:

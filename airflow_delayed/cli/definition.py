@@ -124,9 +124,7 @@ _CLAIM_TIMEOUT = _policy(
 _ALLOWED_DESTINATIONS = _policy(
     "allowed_destinations", "Names, or patterns with *, ? and [...]; others fail", "all", nargs="+"
 )
-_HOST = _arg(
-    "--host", "The address of /live, /ready and /metrics, of IPv4 or IPv6 (default: 127.0.0.1)", default="127.0.0.1"
-)
+_HOST = _arg("--host", "The address of /live and /ready, of IPv4 or IPv6 (default: 127.0.0.1)", default="127.0.0.1")
 _ONLY_TO = _several("--destination", "Only messages to this queue, which is bound if it is not yet; also several")
 _PORT = _arg("--port", "Their port; 0: any free one (default: 8787)", type=int, default=8787)
 _PLAN = _switch("--dry-run", "Look at the store and the connections, say what is due, and end")

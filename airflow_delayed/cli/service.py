@@ -2,7 +2,7 @@
 
 Each connection has a :class:`ConnectionLoop` of its own, so that a broker that is away holds up no other. When a loop
 fails, its connection gets a new one after a growing pause, as a task would be tried again. :class:`ProbeServer` answers
-over HTTP: the health of the process, and its metrics in Prometheus's text format.
+over HTTP whether the process is well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
-from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Empty, SimpleQueue
 from threading import Event, Lock
@@ -39,8 +38,6 @@ from airflow_delayed.threads import start_thread
 
 log = logging.getLogger(__name__)
 
-#: Upper bounds of the buckets of a duration, in seconds: from in time to an hour late.
-BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 #: Seconds without a byte of its request, after which a client's connection is closed.
 REQUEST_SECONDS = 5.0
 #: Connections that are open at a time, each with a thread.
@@ -140,57 +137,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         log.debug(format, *args)
-
-
-class PrometheusRecorder:
-    """Keeps metrics as Prometheus counts them: ``delayed.dispatched`` is ``delayed_dispatched_total`` there.
-
-    A duration, ``delayed.lateness``, is a histogram of seconds, ``delayed_lateness_seconds``.
-
-    :raises ImportError: prometheus_client is not installed.
-    """
-
-    def __init__(self) -> None:
-        from prometheus_client import CollectorRegistry, disable_created_metrics
-
-        # when a counter began is a series of its own in this format, as many again
-        disable_created_metrics()
-        self._registry = CollectorRegistry()
-        self._metrics: dict[str, Any] = {}
-        self._lock = Lock()
-
-    def incr(self, name: str, count: int, *, tags: dict[str, str]) -> None:
-        """Add to a counter; 0 makes it known."""
-        from prometheus_client import Counter
-
-        self._metric(Counter, name, tags).inc(count)
-
-    def gauge(self, name: str, value: float, *, tags: dict[str, str]) -> None:
-        """Set a gauge."""
-        from prometheus_client import Gauge
-
-        self._metric(Gauge, name, tags).set(value)
-
-    def timing(self, name: str, dt: timedelta, *, tags: dict[str, str]) -> None:
-        """Note one duration."""
-        from prometheus_client import Histogram
-
-        self._metric(Histogram, f"{name}_seconds", tags, buckets=BUCKETS).observe(dt.total_seconds())
-
-    def answer(self) -> Answer:
-        """Return all metrics in the text format."""
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
-        return Answer(200, CONTENT_TYPE_LATEST, generate_latest(self._registry))
-
-    def _metric(self, kind: Callable[..., Any], name: str, tags: dict[str, str], **options: Any) -> Any:
-        name = name.replace(".", "_")
-        with self._lock:
-            if name not in self._metrics:
-                self._metrics[name] = kind(
-                    name, "See docs/airflow/metrics.md", list(tags), registry=self._registry, **options
-                )
-            return self._metrics[name].labels(**tags)
 
 
 #: Seconds after the signal within which what is being sent has to end; dispatchers that hand over ahead what falls due
@@ -351,7 +297,6 @@ class DispatchService:
         #: Why the database did not answer the last time; empty: it did, or has not yet.
         self._problem = ""
         self._logged_reachable = True
-        self._recorder: PrometheusRecorder | None = None
         self._stopping = Event()
 
     def run(self, host: str, port: int) -> bool:
@@ -363,12 +308,12 @@ class DispatchService:
         :param port: of the probes; 0 takes any free port.
         :raises OSError: the port is in use, or may not be used.
         """
-        answers = {"/live": self.live, "/ready": self.ready, "/metrics": self.metrics}
+        answers = {"/live": self.live, "/ready": self.ready}
         with ExitStack() as stack:
             probes = stack.enter_context(ProbeServer(host, port, answers))
-            log.info("/live, /ready and /metrics are at %s", probes.url)
+            log.info("/live and /ready are at %s", probes.url)
             store = stack.enter_context(closing(self._make_store()))
-            self._record(store.conn_id, stack)
+            metrics.begin_outside_tasks()
             stack.enter_context(metrics.Gauges(store))
             start_thread(lambda: self._ask(store), "delayed-ready")
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -396,26 +341,6 @@ class DispatchService:
         reachable = self._reachable
         details = {"database": reachable, "seconds_since_claim": claimed, "stalled": stalled, "stopping": stopping}
         return health(reachable and recent and not stalled and not stopping, details)
-
-    def metrics(self) -> Answer:
-        """Answer with the metrics of docs/airflow/metrics.md."""
-        if self._recorder is None:
-            return Answer(501, "text/plain", b"install airflow-provider-delayed[prometheus] for /metrics\n")
-        return self._recorder.answer()
-
-    def _record(self, conn_id: str, stack: ExitStack) -> None:
-        """Let the recorder get what Airflow's Stats gets, from zero on: a rate needs a counter's first value."""
-        metrics.begin_outside_tasks()
-        try:
-            recorder = PrometheusRecorder()
-        except ImportError:
-            log.info("/metrics has none: install airflow-provider-delayed[prometheus]")
-            return
-        for loop in self._loops:
-            for name in metrics.OUTCOMES:
-                recorder.incr(f"delayed.{name}", 0, tags={"conn_id": loop.conn_id, "store_conn_id": conn_id})
-        stack.enter_context(metrics.recorded(recorder))
-        self._recorder = recorder
 
     def _ask(self, store: DelayedStoreHook) -> None:
         """Ask the database for its time again and again: while the loops sleep, nothing else would miss it."""

@@ -118,7 +118,7 @@ class RedriveResponse(ApiModel):
 @router.get("/rabbitmq/{connection_id}/summary", dependencies=[is_rabbitmq, security.views])
 async def rabbitmq(connection_id: str, pool: HookPoolDep, user: security.User) -> RabbitMQSummary:
     """Return how many messages wait, when they leave, and how many are unroutable or stuck."""
-    figures = await rabbitmq_figures(connection_id, pool)
+    figures = await _rabbitmq_figures(connection_id, pool)
     changed: dict[str, Any] = {}
     names_hosts = figures.why_unknown or figures.findings
     if names_hosts and not await run_in_threadpool(security.may, "read", connection_id, user):
@@ -128,7 +128,7 @@ async def rabbitmq(connection_id: str, pool: HookPoolDep, user: security.User) -
     return figures.model_copy(update=changed)
 
 
-async def rabbitmq_figures(connection_id: str, pool: HookPool) -> RabbitMQSummary:
+async def _rabbitmq_figures(connection_id: str, pool: HookPool) -> RabbitMQSummary:
     """Return the figures of a RabbitMQ, with the names of its hosts."""
 
     def make() -> RabbitMQSummary:

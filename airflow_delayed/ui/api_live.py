@@ -1,42 +1,16 @@
-"""The routes of the page's first screen: verdict, figures and list in one answer; failures by cause; search.
-
-And ``/metrics``, the same figures for Prometheus, which are read with a token of their own. The API server answers also
-where no dispatcher works, so that an alert needs no dispatcher to fire.
-
-=========================================== ========================================================================
-metric                                      value
-=========================================== ========================================================================
-``delayed_page_up``                         1: the connection answered; 0: it did not
-``delayed_page_findings``                   1 for each cause of the verdict, by ``code`` and ``severity``, and by
-                                            ``deliver_conn_id``: the connection whose messages it keeps
-``delayed_page_messages``                   messages of a store by ``state``: due, overdue, failed, ...
-``delayed_page_oldest_due_seconds``         how long the oldest message of a store has been due; 0: none is due
-``delayed_page_late_seconds``               by how much the oldest overdue message of a ``destination`` is late; those
-                                            that ``[delayed] metrics_destinations`` does not name together as ``other``
-``delayed_page_overdue``                    overdue messages of a ``destination``, of at most 20 destinations of a store
-                                            is more than a minute late, or the dispatchers' speed is not known yet
-=========================================== ========================================================================
-
-Each has the labels ``store_conn_id`` or ``conn_id``, ``kind`` and, of SQS, ``queue``: the other ones are empty.
-"""
+"""The routes of the page's first screen: verdict, figures and list in one answer; failures by cause; search."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict, replace
-from hmac import compare_digest
-from http import HTTPStatus
 from typing import Annotated, get_args
 
 from fastapi import APIRouter, Query
 from pydantic import Field, StringConstraints
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 
-from airflow_delayed import config
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.api import FailureGroup, SearchMatch
 from airflow_delayed.ui import api_brokers, api_stores, security, verdict
@@ -161,8 +135,8 @@ async def _figures(
     asked = verdict.ask(
         [connection],
         lambda name: api_stores.summary(name, pool, user),
-        lambda name: api_brokers.rabbitmq(name, pool, user),
         pool,
+        user,
     )
     answer: Figures | Exception
     try:
@@ -239,88 +213,3 @@ async def search(
 ) -> SearchMatches:
     """Return up to five ids, tags, destinations and DAGs each that begin with a text, or ids whose key it is."""
     return SearchMatches(matches=list(await pool.call_store(connection_id, lambda hook: hook.search(q))))
-
-
-_STATES = ("waiting", "due", "overdue", "in_flight", "retrying", "failed", "expired")
-_LABELS = ("store_conn_id", "conn_id", "kind", "queue")
-#: The label of destinations that ``[delayed] metrics_destinations`` does not name.
-_OTHERS = "other"
-
-
-async def metrics(request: Request) -> Response:
-    """Return the metrics; 404 without ``[delayed] metrics_token``, 401 with another token than that."""
-    token = config.metrics_token()
-    if not token:
-        return _no_metrics(
-            HTTPStatus.NOT_FOUND, "set [delayed] metrics_token in Airflow's configuration to have metrics"
-        )
-    if not compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {token}".encode()):
-        return _no_metrics(
-            HTTPStatus.UNAUTHORIZED, "send Authorization: Bearer with the token of [delayed] metrics_token"
-        )
-    try:
-        import prometheus_client  # noqa: F401 - an extra of the package
-    except ImportError:
-        return _no_metrics(HTTPStatus.NOT_IMPLEMENTED, "install airflow-provider-delayed[prometheus] for /metrics")
-    pool: HookPool = request.app.state.hook_pool
-    connections = security.configured()
-    answers = await verdict.ask(
-        connections,
-        lambda name: api_stores.figures(name, pool),
-        lambda name: api_brokers.rabbitmq_figures(name, pool),
-        pool,
-    )
-    causes = await verdict.merged_causes(connections, answers, pool, lambda _: True, details=())
-    content, kind = _metrics_of(list(zip(connections, answers, strict=True)), causes)
-    return Response(content, media_type=kind)
-
-
-def _no_metrics(status: HTTPStatus, text: str) -> Response:
-    return PlainTextResponse(f"{text}\n", status)
-
-
-def _metrics_of(
-    answers: Sequence[tuple[PageConnection, Figures | Exception]], causes: Sequence[verdict.Cause]
-) -> tuple[bytes, str]:
-    """Return the metrics in Prometheus' text format, and its media type."""
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
-
-    registry = CollectorRegistry()
-
-    def gauge(name: str, help_: str, *labels: str) -> Gauge:
-        return Gauge(f"delayed_page_{name}", help_, (*_LABELS, *labels), registry=registry)
-
-    up = gauge("up", "Whether the connection answered")
-    findings = gauge("findings", "Findings of the verdict", "code", "severity", "deliver_conn_id")
-    messages = gauge("messages", "Messages of a store", "state")
-    oldest = gauge("oldest_due_seconds", "How long the oldest message of a store has been due")
-    late = gauge("late_seconds", "By how much the oldest overdue message of a destination is late", "destination")
-    overdue = gauge("overdue", "Overdue messages of a destination", "destination")
-    for cause in causes:
-        delivers = cause.deliver_conn_id or ("" if cause.kind == "store" else cause.connection_id)
-        labels = _labels(cause.connection_id, cause.kind, cause.queue)
-        findings.labels(*labels, cause.code, cause.severity, delivers).set(1)
-    named = config.metrics_destinations()
-    for connection, summary in answers:
-        name, kind = connection.connection_id, connection.kind
-        labels = _labels(name, kind, connection.queue)
-        up.labels(*labels).set(0 if isinstance(summary, Exception) else 1)
-        if isinstance(summary, StoreSummary):
-            for state in _STATES:
-                messages.labels(*labels, state).set(getattr(summary, state))
-            due = 0.0 if summary.oldest_due is None else (summary.at - summary.oldest_due).total_seconds()
-            oldest.labels(*labels).set(due)
-            for destination in (*named, _OTHERS):
-                theirs = [
-                    one
-                    for one in summary.lateness
-                    if (one.destination if one.destination in named else _OTHERS) == destination
-                ]
-                late.labels(*labels, destination).set(max((one.late_seconds for one in theirs), default=0.0))
-                overdue.labels(*labels, destination).set(sum(one.overdue for one in theirs))
-    return generate_latest(registry), CONTENT_TYPE_LATEST
-
-
-def _labels(connection_id: str, kind: ConnectionKind, queue: str | None) -> tuple[str, str, str, str]:
-    is_store = kind == "store"
-    return connection_id if is_store else "", "" if is_store else connection_id, kind, queue or ""

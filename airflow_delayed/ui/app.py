@@ -19,7 +19,6 @@ path                                         right     answer
 ``POST /api/v1/rabbitmq|sqs/.../redrive``    edits     see ``api_brokers``
 ``GET /api/v1/stores/.../timeline``          views     see ``api_stores``
 ``GET /openapi.json``                        opens     all of it for programs
-``GET /metrics``                             token     see ``api_live``
 ============================================ ========= =================================================================
 
 The four rights are those of the module ``security``. Each path answers 401 without a login, and 403 without the right.
@@ -42,7 +41,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_delayed import __version__
@@ -100,8 +98,6 @@ def create(pool: HookPool | None = None) -> FastAPI:
         api.include_router(routes)
     app.include_router(api)
     app.include_router(router)
-    # no route of FastAPI's: Prometheus has a token, and no login
-    app.router.routes.append(Route("/metrics", api_live.metrics))
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> dict[str, Any]:

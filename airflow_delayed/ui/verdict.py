@@ -106,8 +106,8 @@ async def health(pool: HookPoolDep, user: security.User) -> Health:
     answers = await ask(
         list(seen),
         lambda connection_id: api_stores.health(connection_id, pool, user),
-        lambda connection_id: api_brokers.rabbitmq(connection_id, pool, user),
         pool,
+        user,
     )
     return await verdict(seen, answers, pool, user)
 
@@ -271,13 +271,12 @@ def _rights(names: Sequence[str], user: security.User) -> list[ConnectionRights 
 async def ask(
     connections: Sequence[PageConnection],
     store: Callable[[str], Awaitable[S]],
-    rabbitmq: Callable[[str], Awaitable[RabbitMQSummary]],
     pool: HookPool,
+    user: security.User,
 ) -> list[S | RabbitMQSummary | SqsSummary | Exception]:
     """Return the figures of each connection, or its error; all are asked at once.
 
     :param store: returns the figures of a store, or only what its verdict needs.
-    :param rabbitmq: returns the figures of a RabbitMQ.
     """
 
     async def one(connection: PageConnection) -> S | RabbitMQSummary | SqsSummary | Exception:
@@ -286,7 +285,7 @@ async def ask(
             if connection.kind == "store":
                 return await store(name)
             if queue is None:
-                return await rabbitmq(name)
+                return await api_brokers.rabbitmq(name, pool, user)
             return await api_brokers.sqs(name, queue, pool)
         except Exception as error:
             return error

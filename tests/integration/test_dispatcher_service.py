@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support import statsd_exporter
 from support.forked import Child
 from support.proxy import proxy
 from support.rabbitmq import eventually
@@ -28,7 +29,7 @@ from support.serving import serve
 from support.stores import Store, message, on_postgres_too
 
 from airflow_delayed.cli import service
-from airflow_delayed.cli.service import MAX_CONNECTIONS, DispatchService, ProbeServer, PrometheusRecorder, health
+from airflow_delayed.cli.service import MAX_CONNECTIONS, ProbeServer, health
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.policy import DispatchPolicy
 from services import postgres
@@ -304,53 +305,29 @@ def test_a_store_without_tables_is_waited_for(store: Store, replicas: Replicas):
 
 
 @on_sqlite
-def test_prometheus_reads_what_airflows_stats_gets(store: Store, replicas: Replicas):
-    hook = store.installed()
-    hook.send([message("now", hook.now()), message("later", hook.now() + timedelta(hours=1))])
-    hook.send([message("stale", hook.now() - SECOND, expires_at=hook.now())])
-    replica = replicas.start(store.conn_id, None)
-
-    def values() -> dict[tuple[str, tuple], float]:
-        status, text = ask(replica.port, "/metrics")
-        families = text_string_to_metric_families(text) if status == 200 else ()
-        return {(one.name, tuple(sorted(one.labels.items()))): one.value for each in families for one in each.samples}
-
-    own = (("store_conn_id", store.conn_id),)
-    both = (("conn_id", "broker"), ("store_conn_id", store.conn_id))
-    wanted = {
-        ("delayed_dispatched_total", both): 1,
-        ("delayed_expired_total", both): 1,
-        # none yet, and there nevertheless
-        ("delayed_failed_total", both): 0,
-        ("delayed_lateness_seconds_count", both): 1,
-        ("delayed_store_waiting", own): 1,
-        ("delayed_store_due", own): 0,
-    }
-    eventually(lambda: wanted.items() <= values().items(), PATIENCE)
-    assert replica.status("/nothing") == 404
-
-
-def test_without_the_library_there_is_all_but_metrics(monkeypatch):
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ImportError):
-        PrometheusRecorder()
-    answer = DispatchService(lambda: DelayedStoreHook("none"), ["broker"], DispatchPolicy()).metrics()
-    assert (answer.status, b"airflow-provider-delayed[prometheus]" in answer.content) == (501, True)
-
-
-@on_sqlite
-def test_the_real_program(store: Store, here: Path, tmp_path: Path):
+def test_the_real_program_dispatches_and_reports_to_airflows_stats(store: Store, here: Path, tmp_path: Path):
     hook = store.installed("q", deliver_conn_id=None)
-    hook.send([message("a", hook.now())])
-    port = free_port()
+    hook.send([message("a", hook.now()), message("later", hook.now() + timedelta(hours=1))])
+    port, statsd = free_port(), free_port()
+    settings = {"ON": "True", "HOST": "127.0.0.1", "PORT": str(statsd), "INFLUXDB_ENABLED": "True"}
     words = ["--store-conn-id", store.conn_id, "--deliver-conn-ids", store.conn_id, "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])}
+    environment |= {f"AIRFLOW__METRICS__STATSD_{name}": value for name, value in settings.items()}
     command = [sys.executable, "-m", "airflow", "delayed", "dispatcher", *words]
-    with (tmp_path / "log").open("w+") as log:
+    mapping = here / "docs/operations/monitoring/statsd-mapping.yml"
+    with statsd_exporter.running(statsd, mapping) as exporter, (tmp_path / "log").open("w+") as log:
+
+        def values() -> dict[str, float]:
+            _, text = ask(int(exporter.rpartition(":")[2]), "/metrics")
+            samples = [one for each in text_string_to_metric_families(text) for one in each.samples]
+            return {one.name: one.value for one in samples if one.labels["store_conn_id"] == store.conn_id}
+
+        wanted = {"delayed_dispatched_total": 1, "delayed_lateness_seconds_count": 1, "delayed_store_waiting": 1}
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         try:
             eventually(lambda: process.poll() is not None or ask(port, "/ready")[0] == 200, PATIENCE)
             eventually(lambda: len(store.rows(hook, "q")) == 1, PATIENCE)
+            eventually(lambda: wanted.items() <= values().items(), PATIENCE)
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE) == 0
         finally:

@@ -105,12 +105,11 @@ def test_the_dispatcher_of_docker_compose() -> None:
 
 
 def test_the_budget_is_for_the_pods_of_the_deployment() -> None:
-    budget, _, off, resources = documents(KUBERNETES)
+    budget, _, resources = documents(KUBERNETES)
     (deployment,) = documents(DOCS / "store/dispatchers.md")
     assert budget["spec"]["selector"] == deployment["spec"]["selector"]
     assert budget["spec"]["minAvailable"] < deployment["spec"]["replicas"]
     assert resources["resources"].keys() == {"requests", "limits"}
-    assert off["env"] == [{"name": "AIRFLOW__METRICS__STATSD_ON", "value": "False"}]
 
 
 def test_the_deployment_has_the_image_and_the_secret_of_the_chart() -> None:

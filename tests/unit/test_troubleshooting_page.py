@@ -103,19 +103,6 @@ def test_each_code_is_in_the_last_table_and_no_other_is(page: Path, codes: set[s
     assert {*listed} - {"unknown"} == codes - {"unknown"}
 
 
-def test_each_code_has_a_place_to_which_its_alert_leads(page: Path, codes: set[str]) -> None:
-    symptoms, _, table = page.read_text().partition("\n## Findings by code\n")
-    sections = {
-        re.sub(r"[^\w -]", "", section.partition("\n")[0].lower()).replace(" ", "-"): section
-        for section in re.split(r"^#+ ", symptoms, flags=re.MULTILINE)
-    }
-    assert len(re.findall('id="finding-', symptoms + table)) == len(codes | {"unknown"})
-    for row in table.splitlines():
-        for code in re.findall("`([^`]*)`", row.partition(" | ")[0]):
-            leads_to = re.search(r"\]\(#([\w-]+)\)", row)
-            assert f'<a id="finding-{code}"></a>' in (row if leads_to is None else sections[leads_to[1]]), code
-
-
 def test_what_is_called_a_finding_is_the_code_of_one(page: Path, codes: set[str]) -> None:
     named = [
         code for line in re.findall(r"[Ff]indings? (`.*)", page.read_text()) for code in re.findall("`(.*?)`", line)

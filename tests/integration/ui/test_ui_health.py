@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 from airflow.models.dag import DagModel
 from airflow.sdk import DAG
 from airflow.utils.session import create_session
-from prometheus_client.parser import text_string_to_metric_families
 from support.operations_page import Page, dags
 from support.rabbitmq import VirtualHost, eventually, messages
 from support.sqs import World
@@ -262,34 +260,6 @@ def test_sqs(store: Store, page: Page, world: World, monkeypatch: pytest.MonkeyP
     (cause,) = health(page)["causes"]
     assert (cause["code"], cause["severity"]) == ("dead-letters", "warning")
     assert (cause["kind"], cause["queue"]) == ("sqs", world.destination)
-
-
-def test_prometheus_reads_the_same(store: Store, page: Page, connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    hook = store.installed()
-    hook.send([message("m", hook.now() - LATE)])
-    connect("away", "postgresql://somebody:secret@127.0.0.1:1/nothing")
-    DelayedStoreHook(connect("second", conn_type="sqlite", host=str(tmp_path / "second.db"))).install([])
-    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_STORES", f"away,{store.conn_id},second")
-    # without a token there are none, also for who is logged in
-    assert page.ask("GET", "/metrics", "admin").status_code == 404
-    monkeypatch.setenv("AIRFLOW__DELAYED__METRICS_TOKEN", "long random text")
-    for headers in ({}, {"Authorization": "Bearer long"}):
-        assert page.ask("GET", "/metrics", None, headers=headers).status_code == 401
-    page.pool.close()
-    answer = page.ask("GET", "/metrics", None, headers={"Authorization": "Bearer long random text"})
-    assert answer.status_code == 200
-    parsed = [one for each in text_string_to_metric_families(answer.text) for one in each.samples]
-    values = {(one.name, one.labels["store_conn_id"], one.labels.get("state")): one.value for one in parsed}
-    assert values["delayed_page_up", store.conn_id, None] == 1
-    assert values["delayed_page_up", "away", None] == 0
-    assert values["delayed_page_messages", store.conn_id, "overdue"] == 1
-    # no store overwrites another
-    assert values["delayed_page_messages", "second", "overdue"] == 0
-    assert {one.labels["code"] for one in parsed if one.name == "delayed_page_findings"} >= {"no-dispatcher"}
-    assert values["delayed_page_oldest_due_seconds", store.conn_id, None] >= 120
-    # as everywhere else, conn_id is a connection that delivers
-    assert {(one.labels["conn_id"], one.labels["kind"]) for one in parsed} == {("", "store")}
-    assert "secret" not in answer.text
 
 
 def test_who_changed_what(store: Store, page: Page):
