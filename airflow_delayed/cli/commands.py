@@ -26,6 +26,8 @@ from airflow_delayed.store.api import REASONS, Outcome, Outcomes, PauseReport, U
 from airflow_delayed.store.policy import DispatchPolicy, breaker_times
 from airflow_delayed.store.schema import LEFT
 
+#: Messages of a page.
+_PAGE = 1_000
 #: More than a store remembers.
 _ALL = 2**31 - 2
 #: Ids of each outcome that a change by filter names.
@@ -133,6 +135,34 @@ def retry_(args: Namespace) -> None:
     """``airflow delayed retry``."""
     with store_of(args) as store:
         run_change(args, lambda **options: store.retry(**selection_of(args), **options))
+
+
+@suppress_logs_and_warning
+def erase_(args: Namespace) -> None:
+    """``airflow delayed erase``."""
+    with store_of(args) as store:
+        chosen = selection_of(args)
+
+        def erase(**options: Any) -> Outcomes:
+            # a tag alone reaches what is remembered too, by its ids
+            gone = _gone(store, chosen["tag"]) if chosen.keys() == {"tag"} else []
+            found = store.erase(**chosen, **options)
+            if rest := [message_id for message_id in gone if message_id not in found]:
+                found.add(store.erase(rest, **options))
+            return found
+
+        run_change(args, erase)
+
+
+def _gone(store: DelayedStoreHook, tag: str) -> list[str]:
+    """Return the ids of messages with a tag that have left the store and are remembered."""
+    found: list[str] = []
+    after = None
+    while True:
+        page = store.page(tag=tag, state=LEFT, limit=_PAGE, after=after)
+        found += (one.message_id for one in page.remembered)
+        if (after := page.next) is None:
+            return found
 
 
 @suppress_logs_and_warning
@@ -324,11 +354,13 @@ def run_change(args: Namespace, work: Callable[..., Outcomes]) -> None:
         found = work(**by)
     else:
         would = work(dry_run=True)
-        if not would.changed:
+        # an erase also changes what is remembered of messages that were dispatched
+        changes = would.total if args.subcommand == "erase" else would.changed
+        if not changes:
             print("No message would be changed.", file=sys.stderr)
         elif not _agreed(would):
             raise SystemExit("Nothing was changed.")
-        found = work(**by) if would.changed else would
+        found = work(**by) if changes else would
     rows = _by_id(found) if by_ids else by_outcome(found)
     ahead = found.out_of_reach.rows()
     if by_ids or not ahead:
@@ -337,7 +369,7 @@ def run_change(args: Namespace, work: Callable[..., Outcomes]) -> None:
         # on standard output too, for who reads no other
         rows += [{"outcome": NOT_DUE, "examples": [], **row} for row in ahead]
         show([{"until": None, "deliver_conn_id": None, **row} for row in rows], args.output, NOT_DUE_COLUMNS)
-    if text := str(found.out_of_reach):
+    for text in filter(None, (str(found.out_of_reach), found.beyond)):
         print(text, file=sys.stderr)
 
 

@@ -54,7 +54,6 @@ _LISTED_STATE = _several(
     "--state", f"{_IN_STATE}; or messages that have left the store, the last one first: dispatched, cancelled"
 )
 _ERASED_STATE = _several("--state", f"{_IN_STATE}; or those whose cancel can still be taken back: cancelled")
-_REJECTS = _several("--rejects", "With --tag: a file of rejected rows on this machine; also several")
 _RESTORED_STATE = _several("--state", "All messages whose cancel can still be taken back: cancelled")
 _OVERDUE_OK = _switch("--overdue-ok", "Also messages that are due by now; they are dispatched at once")
 _LIMIT = _arg("--limit", "At most so many; 0: all (default: 100)", type=int, default=100)
@@ -196,12 +195,11 @@ def get_delayed_commands() -> list[CLICommand]:
                 ),
                 _command(
                     "erase",
-                    "Remove messages and all that is known of them but the id; by a tag alone in other places too",
-                    (*_STORE, _IDS, *_FILTER[:-1], _ERASED_STATE, _REJECTS, *_CHANGE),
-                    "With --tag and no other filter it also erases what has left the store, the rows of queue tables in"
-                    " the same schema, of --rejects files and of spools on this machine; ids beside it are of messages"
-                    " whose tag the store knows no longer. It prints what remains, where and until when. " + _SAFE,
-                    module="erase_command",
+                    "Remove messages and all that the store knows of them but the id",
+                    (*_STORE, _IDS, *_FILTER[:-1], _ERASED_STATE, *_CHANGE),
+                    "With --tag and no other filter it also erases what is remembered of messages that have left the"
+                    " store. It prints what it does not reach: rejects files, queue tables, brokers, spools, backups. "
+                    + _SAFE,
                 ),
                 _command(
                     "pause",

@@ -297,53 +297,6 @@ class Rejects:
             file.close()
 
 
-class RejectedRows:
-    """A file of rejects on this machine, out of which a person's rows are taken.
-
-    :raises InputError: it cannot be read, holds no rejected rows, or is or leads through a link.
-    """
-
-    def __init__(self, path: str, texts: Collection[str]) -> None:
-        self.path = path
-        self._texts = frozenset(texts)
-        #: Rows that have one of the texts as a value.
-        self.count = sum(self._is_of_person(line) for line in self._lines())
-
-    def remove(self) -> None:
-        """Write the file again without these rows; without any other row delete it."""
-        new = f"{self.path}.{os.getpid()}"
-        rest = 0
-        with open(new, "xb", opener=private) as file:
-            for line in self._lines():
-                if not self._is_of_person(line):
-                    file.write(line)
-                    rest += 1
-        os.replace(new, self.path)
-        if not rest:
-            os.unlink(self.path)
-
-    def _lines(self) -> Iterator[bytes]:
-        if link := link_of_another_user(self.path):
-            raise self._refused(f"leads through {link}, a link that another user made where others can write")
-        try:
-            with open(self.path, "rb", opener=private) as file:
-                while line := file.readline(_MAX_REJECTED + 1):
-                    if len(line) > _MAX_REJECTED or not isinstance(json.loads(line)[REJECTED]["run"], str):
-                        raise ValueError
-                    yield line
-        except OSError as error:
-            raise self._refused(f"cannot be read: {error.strerror}") from None
-        except (ValueError, LookupError, TypeError, RecursionError):
-            raise self._refused("holds no rejected rows, or is written at this moment") from None
-
-    def _is_of_person(self, line: bytes) -> bool:
-        row = json.loads(line)
-        return not self._texts.isdisjoint(str(value) for name, value in row.items() if name != REJECTED)
-
-    def _refused(self, why: str) -> InputError:
-        return InputError(f"--rejects {shown(self.path)} {why}; nothing was erased")
-
-
 def _run_in_name(run: str) -> str:
     """Return a run as part of a file's name, which file systems allow 255 bytes."""
     name = re.sub("[^A-Za-z0-9._-]", "-", run)

@@ -59,7 +59,6 @@ from airflow_delayed.store.database import Dialect
 from airflow_delayed.store.dialects import database_time, dialect_named, dialect_of
 from airflow_delayed.store.dispatch import report
 from airflow_delayed.store.dispatch.dispatcher import Dispatcher
-from airflow_delayed.store.dispatch.queue_tables import delete_delivered
 from airflow_delayed.store.engine import (
     CarriedClock,
     close_engine,
@@ -73,7 +72,7 @@ from airflow_delayed.store.filters import FilterArgs, MessageFilter, MessageStat
 from airflow_delayed.store.health import NAMES_HOSTS, StoreCondition, condition
 from airflow_delayed.store.lateness import LATE_AFTER
 from airflow_delayed.store.network import first_address
-from airflow_delayed.store.outcomes import Outcome, Outcomes
+from airflow_delayed.store.outcomes import NOT_ERASED, Outcome, Outcomes
 from airflow_delayed.store.overview import MAX_MATCHES, FailureGroup, SearchMatch
 from airflow_delayed.store.pauses import Pause, PauseArgs, PauseReport, UnpauseReport
 from airflow_delayed.store.policy import OnConflict, check_on_conflict
@@ -725,19 +724,14 @@ class Store(DelayStore):
         Waiting and failed messages, and cancelled ones that can be restored, are removed with body and headers; that is
         final. Of a remembered id all but the id is removed, its tag too; no filter reaches it: name by their ids
         dispatched messages and cancelled ones that can be restored no longer. ``purge`` forgets the id, which stays
-        lest a late retry sends the message again. The audit has five ids, and the tag's SHA-256.
+        lest a late retry sends the message again. The audit has five ids, and the tag's SHA-256. Only the store's
+        tables are reached: ``beyond`` of the outcomes says where else a message may be.
 
         :raises ValueError: neither ids nor a criterion is given, or both; "cancelled" is not the only ``state``.
         """
-        return self._change(Erase(), ids, **options)
-
-    def erase_delivered(self, ids: Sequence[str], *, dry_run: bool = False) -> dict[str, int | str]:
-        """Delete messages from the queue tables of the store's schema, which have them until a consumer takes them.
-
-        :returns: by table how many rows had one of these ids; or why they stay, such as a right that is missing.
-        """
-        with self._ready():
-            return delete_delivered(self.engine, self.schema, ids, dry_run=dry_run)
+        found = self._change(Erase(), ids, **options)
+        found.beyond = NOT_ERASED
+        return found
 
     def purge(
         self,

@@ -13,6 +13,8 @@ from typing import Any
 NAMED_IDS = 10_000
 #: A change by filter looks for messages out of its reach among so many that left the store last.
 MAX_TOMBSTONES = 20_000
+#: Where copies of a message may be that an erase does not reach.
+NOT_ERASED = "not reached: rejects files, queue tables, brokers, spools of up to seven days, backups"
 
 
 class Outcome(str, Enum):
@@ -135,6 +137,8 @@ class Outcomes(dict[str, Outcome]):
         self.audit_seq: int | None = None
         #: After a cancel, a reschedule or an erase: what it came too late for, although it is not due yet.
         self.out_of_reach = OutOfReach()
+        #: After an erase: where else the messages may be.
+        self.beyond = ""
         self._named = named
 
     @property
@@ -168,9 +172,9 @@ class Outcomes(dict[str, Outcome]):
 
     @property
     def in_words(self) -> str:
-        """The counts as words: ``"3 cancelled, 1 dispatched"``, and what is out of reach; empty if there are none."""
+        """The counts as words: ``"3 cancelled, 1 dispatched"``, and what is out of reach; empty if there is nothing."""
         counts = ", ".join(f"{count:,} {outcome.value}" for outcome, count in self.counts.items())
-        return "; ".join(filter(None, (counts, str(self.out_of_reach))))
+        return "; ".join(filter(None, (counts, str(self.out_of_reach), self.beyond)))
 
     def counts_with(self, found: Mapping[str, Outcome], *, instead_of: Collection[str] = ()) -> dict[Outcome, int]:
         """Return the ``counts`` that :meth:`add` would lead to."""

@@ -187,7 +187,8 @@ def test_a_change_names_what_a_broker_has_already(hook: DelayedStoreHook, delaye
     says = f"1 was dispatched to broker, is due at {due_at.isoformat()} and cannot be taken back"
     chosen = ["--tag", "u", "--destination", "q"]
     asked = delayed(*command, *chosen, answer="n\n")
-    assert f"{done}; {says}. Go on? (y/N)" in asked.err
+    assert f"{done}; {says}" in asked.err
+    assert ". Go on? (y/N)" in asked.err
     answer = delayed(*command, *chosen, "--yes", "-o", "json")
     assert says in answer.err
     row = {"deliver_conn_id": "broker", "messages": 1, "until": due_at.isoformat(), "examples": []}
@@ -231,21 +232,10 @@ def test_each_change(hook: DelayedStoreHook, delayed):
     assert timedelta(minutes=59) <= hook.get("m0").due_at - in_a_minute < timedelta(hours=1, minutes=5)
     assert delayed("retry", "m5", "-o", "json").rows == [{"message_id": "m5", "outcome": "retried"}]
     assert hook.get("m5").last_error is None
-    first = delayed("erase", "--tag", "t", "--dry-run", "-o", "json").rows[0]
-    assert first == {
-        "where": "store",
-        "outcome": "erased",
-        "messages": 3,
-        "examples": ["m0", "m1", "m2"],
-        "until": None,
-        "what": "",
-    }
+    planned = delayed("erase", "--tag", "t", "--dry-run", "-o", "json")
+    assert planned.rows[0] == {"outcome": "erased", "messages": 3, "examples": ["m0", "m1", "m2"]}
+    assert "not reached: rejects files, queue tables, brokers, spools of up to seven days, backups" in planned.err
     assert hook.get("m1").state == "waiting"
-    # a file that is no file of rejects ends it before anything is erased
-    refused = delayed("erase", "--tag", "t", "--yes", "--rejects", __file__)
-    assert (refused.code, hook.get("m1").state) == (1, "waiting")
-    assert "holds no rejected rows, or is written at this moment; nothing was erased" in refused.err
-    assert "--rejects goes with --tag, and no other filter" in delayed("erase", "m1", "--rejects", __file__).err
     erased = delayed("erase", "--tag", "t", "--yes", "-o", "yaml", "--actor", "ann", "--because", "she asked")
     assert (erased.code, "messages: 3" in erased.out) == (0, True)
     [recorded] = hook.audit(limit=1)

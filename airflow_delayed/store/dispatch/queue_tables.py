@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -22,13 +21,9 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
-    Engine,
     Table,
     case,
-    delete,
-    func,
     insert,
-    inspect,
     null,
     select,
 )
@@ -40,7 +35,7 @@ from airflow_delayed.message import TRACE_HEADERS, DelayedMessage, traced_header
 from airflow_delayed.store.database import slices
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.dispatch.attempt import Failure
-from airflow_delayed.store.engine import first_line, impatient, is_locked, refuses_row, retried
+from airflow_delayed.store.engine import first_line, impatient, is_locked, refuses_row
 from airflow_delayed.store.records import check_queue_name
 from airflow_delayed.store.schema import queue_table
 from airflow_delayed.store.setup import compare
@@ -163,41 +158,9 @@ class QueueTables:
                 self._tables[destination] = table
         return self._tables[destination]
 
-    def all(self, connection: Connection) -> list[Table]:
-        """Return every table of the schema that has a queue table's columns."""
-        names = inspect(connection).get_table_names(schema=self._schema)
-        return [table for name in names if isinstance(table := self.table(connection, name), Table)]
-
     def look_again(self) -> None:
         """Check tables again that were missing or had wrong columns."""
         self._tables = {name: table for name, table in self._tables.items() if isinstance(table, Table)}
-
-
-def delete_delivered(engine: Engine, schema: str | None, ids: Sequence[str], *, dry_run: bool) -> dict[str, int | str]:
-    """Delete messages from every queue table of the schema.
-
-    :returns: by table how many rows had one of these ids; or why they stay.
-    """
-    with engine.connect() as connection:
-        tables = QueueTables(schema).all(connection)
-    keys = [row_id(name) for name in ids]
-
-    def work(connection: Connection, table: Table) -> int:
-        rows = 0
-        for some in slices(keys):
-            chosen = table.c.id.in_(some)
-            count = select(func.count()).select_from(table).where(chosen)
-            found = connection.execute(count if dry_run else delete(table).where(chosen))
-            rows += found.scalar_one() if dry_run else found.rowcount
-        return rows
-
-    rows_by_table: dict[str, int | str] = {}
-    for table in tables:
-        try:
-            rows_by_table[table.name] = retried(engine, partial(work, table=table))
-        except DBAPIError as error:
-            rows_by_table[table.name] = first_line(error)
-    return rows_by_table
 
 
 def _insert_new(connection: Connection, table: Table, messages: Sequence[DelayedMessage]) -> dict[str, Failure]:
