@@ -18,7 +18,7 @@ def page(store: Store, here, connect, tmp_path):
 
 
 def test_change_your_mind(page):
-    assert len(list(pages.run(page))) == 13
+    assert len(list(pages.run(page))) == 12
 
 
 def test_pause_and_resume(page):

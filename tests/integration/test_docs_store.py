@@ -105,7 +105,6 @@ def test_the_service_of_the_page(docs: Path):
     args = parsed(container["command"])
     assert (args.store_conn_id, args.deliver_conn_ids, args.host) == ("reminders_db", ["aws_default"], "0.0.0.0")
     assert [port["containerPort"] for port in container["ports"]] == [args.port]
-    assert deployment["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == str(args.port)
     assert deployment["spec"]["selector"]["matchLabels"] == deployment["spec"]["template"]["metadata"]["labels"]
     probes = [container[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
     assert probes == ["/live", "/live", "/ready"]
