@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import signal
 from collections import Counter
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from functools import partial
 
 from support.faulty import faulty
@@ -27,7 +28,8 @@ THREE_DAYS = 259_200
 class Runner:
     """The process of a sensor; another takes its place when it is killed."""
 
-    def __init__(self, conn_id: str, destination: str) -> None:
+    def __init__(self, conn_id: str, destination: str, ahead: Callable[[], timedelta]) -> None:
+        self._ahead = ahead
         self._start = partial(Child, pokes, conn_id=conn_id, destination=destination)
         self._sensor = self._start()
         self.kills = 0
@@ -37,7 +39,7 @@ class Runner:
 
         :param killed_at: the how manieth moment before or after a send or a delete kills it; 0: none.
         """
-        self._sensor.say(killed_at)
+        self._sensor.say((killed_at, self._ahead()))
         try:
             return self._sensor.answer()
         except EOFError:
@@ -71,6 +73,7 @@ def test_none_is_lost_and_none_early(clocked: ClockedWorld, connect):
         runner = Runner(
             connect("sqs_faulty", **sqs.connection(url, config_kwargs=retries, unrestricted_delay=True)),
             clocked.destination,
+            lambda: clocked.now() - datetime.now(timezone.utc),
         )
         try:
             done = False

@@ -189,7 +189,8 @@ def test_deferred_it_fails_at_once_if_a_queue_is_missing(clocked: ClockedWorld):
         sensor_of(clocked, deferrable=True).execute({})
 
 
-def test_a_trigger_that_is_cancelled_loses_nothing(clocked: ClockedWorld):
+def test_a_trigger_that_is_cancelled_loses_nothing(clocked: ClockedWorld, monkeypatch):
+    monkeypatch.setattr("airflow_delayed.clock._present", clocked.now)
     clocked.install()
     due = {f"m{number:02}": clocked.message(1000 + number, f"m{number:02}") for number in range(60)}
     clocked.hook.send(due.values())

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from sqlalchemy import select, text, update
+from sqlalchemy import select
 from support.stores import Store, Transport, message
 from support.table_pools import ServerPool
 
@@ -55,19 +55,6 @@ def test_what_is_stored_is_dispatched(store: Store):
     store.dispatcher(hook, transport).run()
     assert transport.sent == [first]
     assert hook.cancel(["b", "a"]) == {"b": "cancelled", "a": "dispatched"}
-
-
-def test_a_time_that_is_none_spoils_no_list(store: Store):
-    hook = store.hook()
-    hook.install([])
-    hook.send(message(name, LATER) for name in ("zero", "good"))
-    with hook.engine.begin() as connection:
-        connection.execute(text("SET SESSION sql_mode = ''"))
-        connection.execute(update(hook.table).where(hook.table.c.Id == "zero").values(Time=text("'0000-00-00'")))
-    hook.close()
-    assert [one.message_id for one in hook.list()] == ["zero", "good"]
-    assert hook.page(limit=1).next is not None
-    assert hook.cancel(["zero"]).changed == 1
 
 
 def test_big_bodies_go_in_as_many_statements_as_the_server_takes(store: Store):

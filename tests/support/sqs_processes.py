@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import timedelta
 from multiprocessing.connection import Connection
 
+from airflow_delayed.clock import utcnow
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
@@ -31,12 +33,14 @@ def dies_before_its_second_delete(pipe: Connection, conn_id: str, destination: s
 
 
 def pokes(pipe: Connection, conn_id: str, destination: str) -> None:
-    """Poke once for each number that is received, and answer whether it is done.
+    """Poke once for each pair that is received, and answer whether it is done.
 
-    The number says at which moment before or after a send or a delete it is killed; 0: not at all.
+    The first says at which moment before or after a send or a delete it is killed, 0: not at all; the other how far the
+    server's clock was moved.
     """
     sensor = _sensor(conn_id, destination)
-    sensor.hook = SqsDelayHook(conn_id, sleep=lambda seconds: None)
+    ahead = timedelta(0)
+    sensor.hook = SqsDelayHook(conn_id, clock=lambda: utcnow() + ahead, sleep=lambda seconds: None)
     left = 0
 
     def moment(**_: object) -> None:
@@ -48,14 +52,14 @@ def pokes(pipe: Connection, conn_id: str, destination: str) -> None:
     for action in ("SendMessageBatch", "DeleteMessageBatch"):
         for event in ("before-call", "after-call"):
             sensor.hook.get_conn().meta.events.register(f"{event}.sqs.{action}", moment)
-    left = pipe.recv()
+    left, ahead = pipe.recv()
     while True:
         try:
             done = bool(sensor.poke({}))
         except TransportUnavailable:
             continue
         pipe.send(done)
-        left = pipe.recv()
+        left, ahead = pipe.recv()
 
 
 def moves_dead_letters(pipe: Connection, conn_id: str, destination: str) -> None:
