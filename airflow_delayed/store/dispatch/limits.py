@@ -175,7 +175,8 @@ class RateLimit:
             if self._rate is None:
                 return most
             now = self._monotonic()
-            level = min(self._most, (now - self._empty_at) * self._rate)
+            # after a wait for one token a little less may have come in, by the rounding of times
+            level = min(self._most, (now - self._empty_at) * self._rate + 1e-6)
             taken = min(most, int(level)) if level >= self._portion else 0
             if taken:
                 self._empty_at = now - (level - taken) / self._rate
