@@ -62,7 +62,7 @@ def hook(store: Store, connect) -> DelayedStoreHook:
     return made
 
 
-@pytest.mark.parametrize("name, count", [("troubleshooting", 20), ("production", 3), ("../upgrading", 2)])
+@pytest.mark.parametrize("name, count", [("troubleshooting", 20), ("production", 3)])
 def test_each_command_is_one(page: Path, name: str, count: int) -> None:
     from airflow.cli import cli_parser
 
