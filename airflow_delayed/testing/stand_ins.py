@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from functools import cached_property, wraps
+from functools import wraps
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from airflow_delayed import clock, delivery
-from airflow_delayed.clock import Clock, utcnow
-from airflow_delayed.delivery import Delivery, Finding, SendReport, State, TopologyReport
+from airflow_delayed.delivery import Finding, SendReport, State, TopologyReport
 from airflow_delayed.message import EPOCH, DelayedMessage
-from airflow_delayed.testing.delayed import ANY, Delayed
+from airflow_delayed.testing.delayed import Delayed, RecordedMessage, variable_of
 
 if TYPE_CHECKING:
     import pytest
 
-_ANYTHING = "airflow_delayed.testing.stand_ins:AnyTransport"
-_STORE = "airflow_delayed.hooks.store:DelayedStoreHook"
+#: The type of a connection that the test does not define.
+_ANY = "any"
+#: Connections that Airflow's own documentation has.
+_KNOWN = {"aws_default": "aws", "rabbitmq_default": "rabbitmq", "amqp_default": "amqp"}
 #: Seconds: a sleep that never ends early.
 _AGES = 1e9
-#: Methods by which hooks would reach a broker.
-_WAYS_OUT = ("_make_client", "_hosts")
 
 
 def played(patch: pytest.MonkeyPatch, folder: Path) -> Delayed:
@@ -34,27 +34,50 @@ def played(patch: pytest.MonkeyPatch, folder: Path) -> Delayed:
     :param folder: for the stores' files.
     """
     delayed = Delayed(patch)
+    defined_type = delivery.type_of
+
+    def type_of(conn_id: str) -> str | None:
+        _ensure(delayed, conn_id, _KNOWN.get(conn_id, _ANY))
+        return defined_type(conn_id)
+
     patch.setattr(clock, "_present", lambda: delayed.now)
     patch.setattr(clock, "_skip", delayed.advance)
-    patch.setitem(delivery.BUILT_IN, ANY, _ANYTHING)
+    patch.setitem(delivery.BUILT_IN, _ANY, f"{__name__}:_AnyTransport")
     for module in ("airflow_delayed.delivery", "airflow_delayed.operators.topology"):
-        patch.setattr(f"{module}.type_of", delayed.type_of)
+        patch.setattr(f"{module}.type_of", type_of)
     others = [entry.value for entry in entry_points(group="airflow_delayed.delivery")]
     for target in dict.fromkeys([*others, *delivery.BUILT_IN.values()]):
+        module, _, name = target.partition(":")
         try:
-            hook = getattr(import_module(target.partition(":")[0]), target.partition(":")[2])
+            hook = getattr(import_module(module), name)
         except ImportError:
             # its extra is not installed
             continue
-        if target == _STORE:
+        if target == "airflow_delayed.hooks.store:DelayedStoreHook":
             _store(delayed, patch, hook, folder)
         else:
             _transport(delayed, patch, hook)
     return delayed
 
 
+def _ensure(delayed: Delayed, conn_id: str, conn_type: str) -> None:
+    if variable_of(conn_id) not in os.environ:
+        delayed.connection(conn_id, conn_type)
+
+
+def _replace(patch: pytest.MonkeyPatch, owner: Any, **methods: Any) -> None:
+    for name, method in methods.items():
+        # wraps: an option that the method does not have is an error as ever
+        patch.setattr(owner, name, wraps(getattr(owner, name))(method))
+
+
 def _transport(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any) -> None:
-    """Note sent messages, and report all queues as existing."""
+    """Record sent messages, and report all queues as existing."""
+    made = hook.__init__
+
+    def init(self: Any, conn_id: str = getattr(hook, "default_conn_name", ""), *arguments: Any, **options: Any) -> None:
+        _ensure(delayed, conn_id, getattr(hook, "conn_type", _ANY))
+        made(self, conn_id, *arguments, **options)
 
     def install(self: Any, destinations: Iterable[str], **options: Any) -> TopologyReport:
         return TopologyReport(tuple(Finding(state=State.OK, resource=f"queue {name}") for name in destinations))
@@ -62,138 +85,82 @@ def _transport(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any) -> None:
     def verify(self: Any, destinations: Iterable[str], **options: Any) -> TopologyReport:
         return TopologyReport()
 
-    def uninstall(self: Any, **options: Any) -> TopologyReport:
-        return TopologyReport()
-
     def send(self: Any, messages: Iterable[DelayedMessage]) -> SendReport:
         report = SendReport()
         for message in messages:
             self.check(message, delayed.now)
-            delayed.note(self.conn_id, message)
+            delayed.sent.append(RecordedMessage.of(message, self.conn_id))
             report.add(message)
         return report
 
     def no_broker(self: Any, *arguments: Any, **options: Any) -> Any:
-        raise NotImplementedError(
-            f"there is no broker behind connection {self.conn_id!r} in a test with the fixture `delayed`, which plays"
-            " sending, installing and dispatching alone"
-        )
+        raise NotImplementedError(f"the fixture `delayed` has no broker for this method of {self.conn_id!r}")
 
-    made = hook.__init__
-
-    @wraps(made)
-    def init(self: Any, conn_id: str = getattr(hook, "default_conn_name", ""), *arguments: Any, **options: Any) -> None:
-        delayed.ensure(conn_id, getattr(hook, "conn_type", ANY))
-        made(self, conn_id, *arguments, **options)
-
-    patch.setattr(hook, "__init__", init)
-    for name, played in {"install": install, "verify": verify, "uninstall": uninstall, "send": send}.items():
-        if hasattr(hook, name):
-            # an option that it does not have is an error as ever
-            patch.setattr(hook, name, _like(getattr(hook, name), played))
-    for name in _WAYS_OUT:
-        if hasattr(hook, name):
-            patch.setattr(hook, name, no_broker)
-
-
-def _like(method: Any, played: Any) -> Any:
-    return wraps(method)(played)
+    _replace(patch, hook, __init__=init, install=install, verify=verify, send=send)
+    # how hooks would reach a broker
+    for name in ("_make_client", "_hosts"):
+        patch.setattr(hook, name, no_broker, raising=False)
 
 
 def _store(delayed: Delayed, patch: pytest.MonkeyPatch, hook: Any, folder: Path) -> None:
     """Let the store's own code work on SQLite, by the test's clock."""
-    from airflow_delayed.store.api import Store
+    from sqlalchemy import create_engine, event
+
+    from airflow_delayed.store.api import Store, engine_options, prepare
     from airflow_delayed.store.dispatch import dispatcher as dispatching
     from airflow_delayed.store.dispatch import loop
     from airflow_delayed.store.dispatch.queue_tables import QueueTables
 
-    conn_ids: dict[str, str] = {}
+    verified, dispatcher, deliver = hook.verify, hook.dispatcher, QueueTables.deliver
 
-    def engine(self: Any) -> Any:
-        made = _engine(delayed, folder / f"{quote(self.conn_id, safe='')}.db", self.schema)
-        conn_ids[str(made.url.database)] = self.conn_id
-        Store(self.conn_id, lambda: made, table=self.table.name, schema=self.schema).install(())
-        delayed.opened(self)
-        return made
+    def make_engine(self: Any) -> Any:
+        path = folder / quote(self.conn_id, safe="")
 
-    verified = hook.verify
+        def connected(connection: Any, _record: object) -> None:
+            # how the store asks SQLite for the time
+            connection.create_function("strftime", 2, lambda *_: delayed.now.replace(tzinfo=None).isoformat())
+            if self.schema is not None:
+                connection.execute(f'ATTACH DATABASE ? AS "{self.schema}"', [f"{path}:{quote(self.schema, safe='')}"])
 
-    @wraps(verified)
-    def verify(self: Any, destinations: Iterable[str], **options: Any) -> TopologyReport:
-        names = list(destinations)
-        self.install(names, create_destinations=True)
-        report: TopologyReport = verified(self, names, **options)
-        return report
+        engine = create_engine(f"sqlite:///{path}", **engine_options("sqlite"))
+        event.listen(engine, "connect", connected)
+        Store(self.conn_id, lambda: prepare(engine), table=self.table.name, schema=self.schema).install(())
+        delayed.stores[self.conn_id, self.table.name, self.schema] = None
+        return engine
 
-    dispatcher = hook.dispatcher
+    def verify(self: Any, destinations: Iterable[str], **options: Any) -> Any:
+        self.install(names := list(destinations), create_destinations=True)
+        return verified(self, names, **options)
 
-    @wraps(dispatcher)
     def by_the_clock(self: Any, *arguments: Any, **options: Any) -> Any:
-        return dispatcher(self, *arguments, monotonic=seconds, sleep=delayed.advance, **options)
-
-    deliver = QueueTables.deliver
+        clocks = {"monotonic": lambda: (delayed.now - EPOCH).total_seconds(), "sleep": delayed.advance}
+        return dispatcher(self, *arguments, **clocks, **options)
 
     def delivered(self: Any, connection: Any, messages: Any) -> Any:
         failures = deliver(self, connection, messages)
-        for message in messages:
-            if message.message_id not in failures:
-                delayed.note(conn_ids[str(connection.engine.url.database)], message)
+        conn_id = unquote(Path(connection.engine.url.database).name)
+        good = [message for message in messages if message.message_id not in failures]
+        delayed.sent.extend(RecordedMessage.of(message, conn_id) for message in good)
         return failures
 
-    def seconds() -> float:
-        return (delayed.now - EPOCH).total_seconds()
-
-    shown = cached_property(engine)
-    shown.__set_name__(hook, "engine")
-    patch.setattr(hook, "engine", shown)
-    patch.setattr(hook, "verify", verify)
-    patch.setattr(hook, "dispatcher", by_the_clock)
-    patch.setattr(QueueTables, "deliver", delivered)
+    _replace(patch, hook, _make_engine=make_engine, verify=verify, dispatcher=by_the_clock)
+    _replace(patch, QueueTables, deliver=delivered)
     patch.setattr(dispatching, "POLL", _AGES)
     patch.setattr(loop, "PASS_EVERY", _AGES)
 
 
-def _engine(delayed: Delayed, path: Path, schema: str | None) -> Any:
-    from sqlalchemy import create_engine, event
-
-    from airflow_delayed.store.api import engine_options, prepare
-
-    def prepared(connection: Any, _record: object) -> None:
-        # how the store asks SQLite for the time
-        connection.create_function("strftime", 2, lambda *_: delayed.now.replace(tzinfo=None).isoformat())
-        if schema is not None:
-            connection.execute(f'ATTACH DATABASE ? AS "{schema}"', [f"{path}.{quote(schema, safe='')}"])
-
-    made = create_engine(f"sqlite:///{path}", **engine_options("sqlite"))
-    event.listen(made, "connect", prepared)
-    return prepare(made)
-
-
-class AnyTransport(Delivery):
-    """The transport of a connection that the test does not define: any message, any delay, any option.
-
-    :param conn_id: a connection that need not exist.
-    """
+class _AnyTransport:
+    """Delivers any message with any delay, and takes any option; the rest is replaced as for all transports."""
 
     horizon = timedelta(days=36_500)
 
-    def __init__(self, conn_id: str, *, clock: Clock = utcnow, **options: object) -> None:
+    def __init__(self, conn_id: str, **options: object) -> None:
         self.conn_id = conn_id
 
-    def install(self, destinations: Iterable[str], **options: object) -> TopologyReport:
-        """Return an empty report."""
-        return TopologyReport()
-
-    def verify(self, destinations: Iterable[str], *, max_delay: timedelta | None = None) -> TopologyReport:
-        """Return an empty report."""
-        return TopologyReport()
-
     def check(self, message: DelayedMessage, now: datetime) -> None:
-        """Accept it."""
-
-    def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
-        """Never called: the fixture replaces it."""
-        raise NotImplementedError
+        pass
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        pass
+
+    install = verify = send = close

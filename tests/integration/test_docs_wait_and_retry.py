@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
 from support import pages
-from support.examples import note_dags
+from support.examples import note_dags, result
 
 from airflow_delayed.clock import EXACT, LONGEST, pause
 from airflow_delayed.operators.send import DelayedSendOperator
-from airflow_delayed.testing.delayed import Delayed, TaskRun
+from airflow_delayed.testing.delayed import Delayed
 
 pytestmark = [
     pytest.mark.long,
@@ -24,17 +26,20 @@ pytestmark = [
 PAGE = Path(__file__).resolve().parents[2] / "docs/airflow/wait-and-retry.md"
 
 
-def test_its_code_waits_sends_and_cancels(delayed: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_code_waits_sends_and_cancels(
+    delayed: Delayed, run_dag: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = note_dags(monkeypatch)
     began = delayed.now
     # what the page prints in the end is compared
     blocks = pages.run(PAGE)
     next(blocks)
-    wait, send = made[0].tasks
-    TaskRun(wait, began, run_id="manual__2030-05-06").execute()
+    # the run that the page cancels
+    monkeypatch.setattr("airflow.models.dagrun.DagRun.generate_run_id", lambda **_: "manual__2030-05-06")
+    run = run_dag(made[0], run_after=began)
     # in the triggerer, until five minutes before the first is due
     assert delayed.now == began + timedelta(hours=3, minutes=-5)
-    summary = TaskRun(send, delayed.now, run_id="manual__2030-05-06", run_after=began).execute()
+    summary = result(run, "send")
     assert (summary["sent"], summary["stored"]) == (1, 1)
     assert [message.due_at for message in delayed.sent] == [began + timedelta(hours=3)]
     for _ in range(3):
@@ -48,16 +53,16 @@ def test_a_sensor_waits_until_a_time_of_its_template(delayed: Delayed) -> None:
     exec(compile(pages.blocks(PAGE)[1][1], PAGE.name, "exec"), names)
     wait = names["dag"].get_task("wait")
     began = delayed.now
-    assert delayed.run(wait, logical_date=began - timedelta(hours=1)) is None
-    assert delayed.now == began + timedelta(hours=1)
+    assert delayed.run(wait) is None
+    assert delayed.now == began + timedelta(hours=2)
 
 
 def test_a_task_waits_for_the_messages_of_its_run(delayed: Delayed) -> None:
     names: dict[str, Any] = {}
     exec(compile(pages.blocks(PAGE)[2][1], PAGE.name, "exec"), names)
-    send, wait = names["reminders"].tasks
-    delayed.run(send, run_id="one")
-    look = TaskRun(wait, delayed.now, run_id="one").context["dag_run"]
+    send = names["reminders"].get_task("send")
+    delayed.run(send)
+    look = SimpleNamespace(dag_id=send.dag_id, run_id="run-1")
     assert not names["wait"].function(look).is_done
     delayed.advance(timedelta(hours=2))
     delayed.dispatch()

@@ -75,7 +75,7 @@ def test_what_can_be_runs_and_what_cannot_says_what_it_needs(ask) -> None:
     assert states == {"install_db": DONE, "send": DONE, "dispatch": DONE}
     assert (results["send"]["stored"], results["dispatch"]["dispatched"]) == (3, 2)
     assert found["left in db"] == 1
-    assert found["rendered"] == ("20260605T073000 2026-06-04 01:00:00+00:00 2026-06-06 7 default None 7 42 None"), (
+    assert found["rendered"] == ("20260605T073000 2026-06-04 01:00:00+00:00 2026-06-06 1 default run-1 render"), (
         "delayed.run of the fixture has Airflow's context"
     )
     # what was asserted until here holds on any Python

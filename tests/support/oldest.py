@@ -139,20 +139,19 @@ def how_dags_run(root: Path) -> dict[str, object]:
 
 
 def context_of_the_fixture() -> str:
-    """Render templates as ``delayed.run`` of the fixture does, for which the oldest environment lacks pytest."""
+    """Render templates by ``delayed.run`` of the fixture; the oldest environment lacks pytest."""
     from datetime import datetime, timezone
 
     from airflow.sdk import DAG, BaseOperator
     from airflow.timetables.interval import CronDataIntervalTimetable
 
-    from airflow_delayed.testing.delayed import TaskRun
+    from airflow_delayed.testing.delayed import Delayed
 
     class Render(BaseOperator):
         template_fields = ("text",)
         text = (
             "{{ ts_nodash }} {{ data_interval_start.add(hours=1) }} {{ macros.ds_add(ds, 1) }} {{ params.shop }}"
-            " {{ var.value.get('none', 'default') }} {{ prev_start_date_success }} {{ dag_run.conf.shop }}"
-            " {{ ti.xcom_pull('compute').total }} {{ ti.xcom_pull('other') }}"
+            " {{ var.value.get('none', 'default') }} {{ run_id }} {{ ti.task_id }}"
         )
 
         def execute(self, context) -> str:
@@ -160,8 +159,9 @@ def context_of_the_fixture() -> str:
 
     with DAG("rendered", schedule=CronDataIntervalTimetable("@daily", "UTC"), params={"shop": 1}):
         task = Render(task_id="render")
-    now = datetime(2026, 6, 5, 7, 30, tzinfo=timezone.utc)
-    return TaskRun(task, now, run_id="r", params={"shop": 7}, xcoms={"compute": {"total": 42}}).execute()
+    delayed = Delayed(None)
+    delayed.move_to(datetime(2026, 6, 5, 7, 30, tzinfo=timezone.utc))
+    return delayed.run(task)
 
 
 def left_in(conn_id: str) -> int:

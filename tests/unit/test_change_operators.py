@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import closing
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
+from support.send_runs import Run
 
 from airflow_delayed.errors import DelayedError
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
@@ -23,7 +24,7 @@ from airflow_delayed.operators.dispatch import StoreDispatchOperator
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.operators.topology import TopologyInstallOperator
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
-from airflow_delayed.testing.delayed import Delayed, TaskRun
+from airflow_delayed.testing.delayed import Delayed
 
 DAY = timedelta(days=1)
 OPERATORS = [DelayedCancelOperator, DelayedRescheduleOperator, DelayedRetryOperator]
@@ -86,7 +87,7 @@ def test_what_a_template_renders_to_is_checked_before_anything_is_changed(delaye
     with DAG("d", schedule=None, params={"nothing": ""}):
         task = task_of(kind, **options)
     with pytest.raises(AirflowFailException) as caught:
-        TaskRun(task, delayed.now, run_id="r").execute()
+        delayed.run(task)
     assert text in str(caught.value)
 
 
@@ -94,7 +95,7 @@ def test_what_a_template_renders_to_is_checked_before_anything_is_changed(delaye
 def test_a_due_time_that_is_none_is_an_error(delayed: Delayed, options):
     task = DelayedRescheduleOperator(task_id="change", store_conn_id="store", tag="t", **options)
     with pytest.raises(AirflowFailException, match=r"(delay|due_at): "):
-        TaskRun(task, delayed.now, run_id="r").execute()
+        delayed.run(task)
 
 
 def three(delayed: Delayed) -> list[str]:
@@ -116,28 +117,28 @@ def test_a_criterion_that_is_none_changes_nothing(delayed: Delayed, kind: type, 
         native = task_of(kind, **{**({} if name == "ids" else other), name: "{{ none }}"})
     for task in (native, *([] if name == "ids" else [task_of(kind, **{**other, name: None})])):
         with pytest.raises(AirflowFailException, match=f"^{name}= is None, which would select more messages, so noth"):
-            TaskRun(task, delayed.now, run_id="r").execute()
+            delayed.run(task)
     assert delayed.stored == before
 
 
-def test_a_retry_of_a_reschedule_moves_no_message_again(delayed: Delayed):
+def test_a_retry_of_a_reschedule_moves_no_message_again(delayed: Delayed, monkeypatch: pytest.MonkeyPatch):
     three(delayed)
     task = task_of(DelayedRescheduleOperator, destination="q", delay=3600, retries=3)
-    run = TaskRun(task, delayed.now, run_id="r")
-    context = run.context
+    run = Run(monkeypatch)
+    run.try_number, run.max_tries = 1, 3
     due = delayed.now + timedelta(hours=1)
-    first = run.execute()
+    first = task.execute(run.context)
     assert (first["outcomes"], first["due_at"]) == ({"rescheduled": 3}, due.isoformat())
     # its worker was lost, and is tried again five minutes later
     delayed.advance(300)
-    context["ti"].try_number = 2
-    again = run.execute()
+    run.try_number = 2
+    again = task.execute(run.context)
     assert (again["due_at"], again["changed"]) == (due.isoformat(), 0)
     assert {one.due_at for one in delayed.stored} == {due}
     # a person who clears the task means another hour
     delayed.advance(300)
-    context["ti"].try_number, context["ti"].max_tries = 3, 5
-    cleared = run.execute()
+    run.try_number, run.max_tries = 3, 5
+    cleared = task.execute(run.context)
     assert cleared["outcomes"] == {"rescheduled": 3}
     assert {one.due_at for one in delayed.stored} == {due + timedelta(minutes=10)}
 
@@ -202,7 +203,8 @@ def test_one_default_args_fits_all_tasks_of_a_dag(delayed):
 
 def send_through(**connections: str) -> None:
     task = DelayedSendOperator(task_id="t", destination="q", value="x", delay=60, **connections)
-    TaskRun(task, datetime(2030, 1, 1, tzinfo=timezone.utc), run_id="a").execute()
+    with pytest.MonkeyPatch.context() as patch:
+        Delayed(patch).run(task)
 
 
 NO_STORE = "'broker' is of type 'rabbitmq', and no store: .* a store is store_conn_id="
