@@ -208,7 +208,7 @@ _NOT_FOR_ENGINES = ("cursor", "charset", "client_encoding")
 #: What an engine's URL has, and the connection that Airflow returns may have otherwise by now.
 _OF_THE_URL = ("host", "port", "dbname", "db", "database", "context")
 #: Extras for the drivers of MySQL that Airflow's hook leaves out.
-_MYSQL_EXTRAS = ("connect_timeout", "connection_timeout", "read_timeout", "write_timeout", "use_pure")
+_MYSQL_EXTRAS = ("connect_timeout", "connection_timeout", "read_timeout", "write_timeout")
 #: Where that hook makes the arguments of each driver.
 _MYSQL_ARGUMENTS = ("_get_conn_config_mysql_client", "_get_conn_config_mysql_connector_python")
 

@@ -63,6 +63,8 @@ _OF_THE_TRANSACTION = """SELECT set_config('jit', 'off', true), set_config('idle
     (1000 * extract(epoch FROM LEAST(interval '{} s',
         NULLIF(current_setting('idle_in_transaction_session_timeout')::interval, interval '0'))))::int::text, true)"""
 _LIMITED = ", set_config('statement_timeout', '{}s', true)"
+#: Seconds after which MySQL's drivers end a statement that the server has not ended.
+_GRACE = 5
 #: The engine's option with the seconds after which the database ends a statement.
 _STATEMENT_SECONDS = "statement_seconds"
 
@@ -300,6 +302,11 @@ class MySQL(Dialect):
             f" /*M! , SESSION idle_transaction_timeout = {network.IDLE_SECONDS} */"
         )
         cursor.close()
+
+    def limit_statements(self, engine: Engine, seconds: int) -> None:
+        """Let the driver too end each statement, some seconds later: a silent server cannot."""
+        network.limit_reads(engine, seconds + _GRACE)
+        super().limit_statements(engine, seconds)
 
     def _server(self, connection: Connection) -> str:
         return "mariadb" if getattr(connection.dialect, "is_mariadb", False) else self.name

@@ -1,15 +1,21 @@
-"""A store's engine: its preparation, its errors, repeated transactions, and the database's clock."""
+"""A store's engine: its preparation, its watchdog, its errors, repeated transactions, and the database's clock."""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from threading import Lock, get_ident
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import (
     DataError,
     DBAPIError,
@@ -24,9 +30,12 @@ from airflow_delayed.clock import next_sleep
 from airflow_delayed.errors import DelayedError, TransportUnavailable
 from airflow_delayed.message import utcnow
 from airflow_delayed.store.dialects import database_time, dialect_named, dialect_of
-from airflow_delayed.store.network import activity_of
+from airflow_delayed.store.network import ADVICE, LIBPQ_DRIVERS, limit_reads
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.store.version import check_ready
+from airflow_delayed.threads import Ticker
+
+log = logging.getLogger(__name__)
 
 #: Where MySQL quotes what a row holds: "Duplicate entry '...' for key 'k'".
 _VALUE = re.compile(r"\b(entry|value:?) (?:['(].*[')](?= for (?:key|column|function)\b)|['(].*[')](?=\W*$))", re.DOTALL)
@@ -47,6 +56,102 @@ def engine_options(dialect_name: str) -> dict[str, Any]:
     return dialect_named(dialect_name).engine_options()
 
 
+#: Seconds without an answer after which a dispatcher's transaction is logged, and after which its connection is ended.
+REPORT_AFTER, END_AFTER = 10.0, 30.0
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A transaction, and when its last statement began, by the monotonic clock."""
+
+    what: str
+    since: float = field(default_factory=time.monotonic)
+    logged: bool = False
+    ended: bool = False
+
+
+class Watchdog:
+    """Logs dispatchers' transactions without an answer; ends their connections on PostgreSQL, as MySQL's drivers do.
+
+    TCP does not notice a frozen server, a disk that hangs or another session's lock: the host's kernel still answers.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        #: By thread.
+        self._calls: dict[int, _Call] = {}
+        #: By connection of PostgreSQL, the thread that uses it; None: it is idle, or the pool tests it.
+        self._users: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
+        self._lock = Lock()
+        self._ticker: Ticker | None = None
+        #: Whether each connection is closed when it returns to the pool.
+        self.closing = False
+        self._ends = engine.dialect.driver in LIBPQ_DRIVERS
+        # never removed, which is an error for a thread inside the event; the first comes before the dialect's own
+        event.listen(engine, "connect", self._taken, insert=True)
+        event.listen(engine, "checkout", self._taken)
+        event.listen(engine, "checkin", self._returned)
+        for name in ("before_cursor_execute", "commit", "rollback"):
+            event.listen(engine, name, self._alive)
+
+    @contextmanager
+    def watch(self, what: str) -> Iterator[None]:
+        """Watch the transaction of the caller's thread; ``what`` names it in the log."""
+        self._calls[get_ident()] = _Call(what)
+        with self._lock:
+            self._ticker = self._ticker or Ticker("delayed-watchdog", REPORT_AFTER / 5, self._check)
+        try:
+            yield
+        finally:
+            del self._calls[get_ident()]
+
+    def unanswered(self) -> tuple[str, float] | None:
+        """Return which transaction has had no answer for so long that it was logged, and for how many seconds."""
+        calls = list(self._calls.values())
+        return next(((call.what, time.monotonic() - call.since) for call in calls if call.logged), None)
+
+    def close(self) -> None:
+        """End the thread, unless another dispatcher's transaction needs it."""
+        with self._lock:
+            if self._ticker is not None and not self._calls:
+                self._ticker.close()
+                self._ticker = None
+
+    def _taken(self, connection: Any, *_arguments: object) -> None:
+        if self._ends:
+            self._users[connection] = get_ident()
+        self._alive()
+
+    def _returned(self, connection: Any, record: Any) -> None:
+        if self.closing:
+            record.invalidate()
+        elif self._ends and connection is not None:
+            self._users[connection] = None
+
+    def _alive(self, *_arguments: object) -> None:
+        if call := self._calls.get(get_ident()):
+            call.since, call.logged, call.ended = time.monotonic(), False, False
+
+    def _check(self) -> None:
+        for thread, call in list(self._calls.items()):
+            silent = time.monotonic() - call.since
+            if silent >= REPORT_AFTER and not call.logged:
+                call.logged = True
+                log.warning("%s has had no answer from the database for %.0f s; %s", call.what, silent, ADVICE)
+            if silent >= END_AFTER and not call.ended:
+                ones = [one for ref in self._users.keyrefs() if (one := ref()) is not None]
+                # one that the pool tests may be this thread's
+                for one in (one for one in ones if self._users.get(one) in (thread, None)):
+                    # each driver has its own error for a closed one
+                    with suppress(Exception), closing(socket.socket(fileno=os.dup(one.fileno()))) as opened:
+                        opened.shutdown(socket.SHUT_RDWR)
+                        call.ended = True
+                if call.ended:
+                    log.error("%s has had no answer for %.0f s; its connection was ended", call.what, silent)
+
+
+_WATCHDOGS: WeakKeyDictionary[Engine, Watchdog] = WeakKeyDictionary()
+
+
 def prepare(engine: Engine) -> Engine:
     """Make transactions mean the same on every database; call it once for an engine.
 
@@ -61,15 +166,20 @@ def prepare(engine: Engine) -> Engine:
     :raises DelayedError: no store can be kept in such a database.
     """
     dialect_of(engine).prepare(engine)
-    # its listeners come before those of the dialect, which execute the first statements of a connection
-    activity_of(engine)
+    _WATCHDOGS[engine] = Watchdog(engine)
     return engine
+
+
+def watched(engine: Engine) -> Watchdog:
+    """Return the watchdog of a dispatcher's engine."""
+    limit_reads(engine, END_AFTER)
+    return _WATCHDOGS[engine]
 
 
 def close_engine(engine: Engine) -> None:
     """Close idle connections now, and each connection in use when it returns to its pool."""
     # dispose() alone would leave those in a pool that nothing uses any more
-    activity_of(engine).closing = True
+    _WATCHDOGS[engine].closing = True
     engine.dispose()
 
 

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from support.stores import Transport, choose_driver, message, run_sql
 
 from airflow_delayed.delivery import Connection
@@ -22,17 +23,6 @@ from services.process import free_port
 pytestmark = pytest.mark.mariadb
 
 SECOND = timedelta(seconds=1)
-#: The type of connection, its extra, and where the driver keeps its socket.
-DRIVERS = {
-    "psycopg": ("postgres", {}, lambda one: one.fileno()),
-    "psycopg2": ("postgres", {}, lambda one: one.fileno()),
-    "mysqlclient": ("mysql", {"client": "mysqlclient"}, lambda one: one.fileno()),
-    "mysql-connector-python": (
-        "mysql",
-        {"client": "mysql-connector-python"},
-        lambda one: one._socket.sock.fileno(),
-    ),
-}
 
 
 def fields(url: str, conn_type: str, **others: object) -> dict[str, object]:
@@ -49,35 +39,49 @@ def fields(url: str, conn_type: str, **others: object) -> dict[str, object]:
     }
 
 
-def option(hook: DelayedStoreHook, descriptor, name: str) -> int:
+def option(hook: DelayedStoreHook, name: str) -> int:
     """An option of TCP of the connection that the hook uses."""
     with hook.engine.connect() as connection:
-        number = os.dup(descriptor(connection.connection.driver_connection))
+        number = os.dup(connection.connection.driver_connection.fileno())
         with closing(socket.socket(fileno=number)) as opened:
             return opened.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_the_system_asks_a_silent_host_whether_it_is_alive(
-    driver: str, request: pytest.FixtureRequest, connect, monkeypatch: pytest.MonkeyPatch
+    driver: str, postgres_url: str, connect, monkeypatch: pytest.MonkeyPatch
 ):
     choose_driver(monkeypatch, driver)
-    conn_type, extra, descriptor = DRIVERS[driver]
-    url = request.getfixturevalue("postgres_url" if conn_type == "postgres" else "mariadb_url")
-    hook = DelayedStoreHook(connect("db", **fields(url, conn_type, extra=extra)), "broker")
-    found = {
-        name: option(hook, descriptor, name)
-        for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
-    }
+    hook = DelayedStoreHook(connect("db", **fields(postgres_url, "postgres")), "broker")
+    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+    found = {name: option(hook, name) for name in names}
     hook.close()
     assert found == {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
+
+
+@pytest.mark.parametrize(
+    "client", ["mysqlclient", "mysql-connector-python", pytest.param("its Python alone", marks=pytest.mark.long)]
+)
+def test_a_statement_of_mysql_that_takes_too_long_is_given_up(
+    client: str, mariadb_url: str, connect, monkeypatch: pytest.MonkeyPatch
+):
+    if client == "its Python alone":
+        client = "mysql-connector-python"
+        monkeypatch.setattr("mysql.connector.HAVE_CEXT", False)
+    form = fields(mariadb_url, "mysql", extra={"client": client, "read_timeout": 1})
+    with closing(DelayedStoreHook(connect("db", **form))) as hook:
+        with pytest.raises(DBAPIError) as raised, hook.engine.connect() as connection:
+            connection.execute(text("SELECT SLEEP(60)"))
+        assert raised.value.connection_invalidated
+        # its late answer is nobody's
+        with hook.engine.connect() as connection:
+            assert connection.execute(text("SELECT 'next'")).scalar_one() == "next"
 
 
 def test_an_extra_overrides_a_timeout(postgres_url: str, connect):
     extra = {"keepalives_idle": 77, "tcp_user_timeout": 6000}
     hook = DelayedStoreHook(connect("db", **fields(postgres_url, "postgres", extra=extra)), "broker")
-    number = DRIVERS["psycopg2"][2]
-    found = [option(hook, number, name) for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")]
+    found = [option(hook, name) for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")]
     hook.close()
     assert found == [77, 3, 6000]
 

@@ -54,7 +54,7 @@ a dispatcher stands still      When it goes on, it sends nothing of a batch with
 the database is away           Claims and outcomes are tried again after pauses   repository.py:
                                of up to 5 s; after 30 s a run fails, and the      DispatchRepository._persist
                                service begins again. A call without an answer is  limits.py: Activity.limit
-                               cut off after 30 s. Due messages are late; what    store/network.py: Watchdog
+                               cut off after 30 s. Due messages are late; what    store/engine.py: Watchdog
                                was sent and not settled when its lease ends comes cli/service.py: ConnectionLoop
                                twice.
 a commit is in doubt           Outcomes are written again, but only of messages   repository.py:

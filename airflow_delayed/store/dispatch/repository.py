@@ -24,8 +24,7 @@ from airflow_delayed.store.dispatch.renewal import ClaimedBatch, LeaseRenewer
 from airflow_delayed.store.dispatch.report import BreakerTripped, Trouble, TroubleKind
 from airflow_delayed.store.dispatch.settle import BatchOutcome, Row
 from airflow_delayed.store.dispatch.turns import ClaimRound, ClaimTurns, next_claim
-from airflow_delayed.store.engine import CarriedClock, database_errors
-from airflow_delayed.store.network import Watchdog
+from airflow_delayed.store.engine import CarriedClock, database_errors, watched
 from airflow_delayed.store.pauses import PauseReader
 from airflow_delayed.store.policy import DispatchPolicy
 from airflow_delayed.store.schema import Tables
@@ -120,7 +119,7 @@ class DispatchRepository:
         )
         self.pauses = PauseReader(tables, monotonic)
         self._renewer = LeaseRenewer(self._renew, self._lease.total_seconds(), monotonic)
-        self._watchdog = Watchdog(conn_id, engine, self._lease.total_seconds())
+        self._watchdog = watched(engine)
 
     def close(self) -> None:
         """End the renewal of leases, and the watchdog."""
@@ -133,7 +132,8 @@ class DispatchRepository:
             if (since := breaker.failing_since) is not None:
                 return [Trouble(kind=TroubleKind.DATABASE, since=since, reason=str(breaker))]
         if (unanswered := self._watchdog.unanswered()) is not None:
-            reason, seconds = unanswered
+            what, seconds = unanswered
+            reason = f"{what} has had no answer from the database"
             since = self.clock() - timedelta(seconds=seconds)
             return [Trouble(kind=TroubleKind.DATABASE, since=since, reason=reason)]
         if self._leases_lost is not None and self.monotonic() < self._lost_until:
@@ -143,7 +143,10 @@ class DispatchRepository:
     @contextmanager
     def _answered(self, what: str, tables: Tables | None = None) -> Iterator[None]:
         """Turn the driver's errors into those of this package, and an answer that never comes into such an error."""
-        with self._watchdog.watch(what), database_errors(self._conn_id, self._engine, tables):
+        with (
+            self._watchdog.watch(f"store {self._conn_id!r}: {what}"),
+            database_errors(self._conn_id, self._engine, tables),
+        ):
             yield
 
     @property
