@@ -138,15 +138,19 @@ class Watchdog:
                 call.logged = True
                 log.warning("%s has had no answer from the database for %.0f s; %s", call.what, silent, ADVICE)
             if silent >= END_AFTER and not call.ended:
-                ones = [one for ref in self._users.keyrefs() if (one := ref()) is not None]
-                # one that the pool tests may be this thread's
-                for one in (one for one in ones if self._users.get(one) in (thread, None)):
-                    # each driver has its own error for a closed one
-                    with suppress(Exception), closing(socket.socket(fileno=os.dup(one.fileno()))) as opened:
-                        opened.shutdown(socket.SHUT_RDWR)
-                        call.ended = True
-                if call.ended:
-                    log.error("%s has had no answer for %.0f s; its connection was ended", call.what, silent)
+                self._end(thread, call, silent)
+
+    def _end(self, thread: int, call: _Call, silent: float) -> None:
+        connections = [connection for ref in self._users.keyrefs() if (connection := ref()) is not None]
+        for connection in connections:
+            # a connection that the pool tests may be this thread's
+            if self._users.get(connection) in (thread, None):
+                # each driver has its own error for a closed connection
+                with suppress(Exception), closing(socket.socket(fileno=os.dup(connection.fileno()))) as opened:
+                    opened.shutdown(socket.SHUT_RDWR)
+                    call.ended = True
+        if call.ended:
+            log.error("%s has had no answer for %.0f s; its connection was ended", call.what, silent)
 
 
 _WATCHDOGS: WeakKeyDictionary[Engine, Watchdog] = WeakKeyDictionary()

@@ -30,9 +30,9 @@ _LIBPQ: Mapping[str, Any] = {
 }
 LIBPQ_DRIVERS = ("psycopg", "psycopg2")
 _MYSQL_DRIVERS = ("mysqldb", "mysqlconnector")
-#: Seconds for which MySQL's drivers wait for an answer, unless :func:`limit_reads` sets less: an install makes an index
-#: of millions of rows in one statement.
-_READ_SECONDS = 3600
+#: Seconds for which MySQL's drivers wait for an answer, unless :func:`limit_reads` sets others: somewhat more than the
+#: server lets a statement wait for a lock (innodb_lock_wait_timeout).
+_READ_SECONDS = 60
 #: These seconds, by the dialect of each engine: the event that connects has no engine.
 _READ_LIMITS: WeakKeyDictionary[Dialect, float] = WeakKeyDictionary()
 #: What mysql-connector-python raises then without its C extension.
@@ -50,7 +50,7 @@ def limit_silence(engine: Engine) -> None:
 
 
 def limit_reads(engine: Engine, seconds: float) -> None:
-    """Let MySQL's drivers wait no longer for an answer; idle connections are closed, for new ones alone have it."""
+    """Let MySQL's drivers wait so long for an answer; idle connections are closed, for new ones alone have it."""
     if _READ_LIMITS.get(engine.dialect, seconds) != seconds:
         _READ_LIMITS[engine.dialect] = seconds
         engine.dispose()

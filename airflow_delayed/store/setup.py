@@ -15,6 +15,7 @@ from airflow_delayed.clock import next_sleep
 from airflow_delayed.delivery import Finding, State, TopologyReport
 from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.engine import retried
+from airflow_delayed.store.network import limit_reads
 from airflow_delayed.store.schema import Tables, queue_table
 from airflow_delayed.store.version import STORE_AHEAD, record_version, version_difference
 
@@ -24,6 +25,8 @@ T = TypeVar("T")
 _TRIES = 12
 #: The first and the longest sleep between two tries, in seconds: to change a table with many rows takes long.
 _FIRST_SLEEP, _LONGEST_SLEEP = 0.02, 0.5
+#: Seconds for which MySQL's drivers wait while an index of millions of rows is made.
+_INDEX_SECONDS = 3600
 #: Collations are written in many ways, and are not compared.
 _COLLATE = re.compile(r"( CHARACTER SET \S+)?( COLLATE \S+)?$")
 #: MariaDB adds the display width of a number, which is no part of the type.
@@ -48,6 +51,7 @@ def install(
     :param conn_id: names the store in remedies.
     :raises DelayedError: the database's encoding cannot hold all texts.
     """
+    limit_reads(engine, _INDEX_SECONDS)
     with engine.connect().execution_options(read_only=True) as connection:
         dialect_of(connection).check_encoding(connection)
 
