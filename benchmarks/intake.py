@@ -203,7 +203,6 @@ def print_cost(read: Callable[[], int]) -> None:
 
     import airflow_delayed.hooks.rabbitmq
     import airflow_delayed.hooks.store
-    import airflow_delayed.intake.produced
     import airflow_delayed.operators.send  # noqa: F401
 
     start, used = time.perf_counter(), time.process_time()
