@@ -22,7 +22,7 @@ from airflow_delayed.errors import DelayedError, InputError, one_line
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import SentBy
 from airflow_delayed.message import parse_moment
-from airflow_delayed.store.api import REASONS, Outcome, Outcomes, PauseReport, UnpauseReport, system_user
+from airflow_delayed.store.api import Outcome, Outcomes, PauseReport, UnpauseReport, system_user
 from airflow_delayed.store.policy import DispatchPolicy, breaker_times
 from airflow_delayed.store.schema import LEFT
 
@@ -32,8 +32,7 @@ _PAGE = 1_000
 _ALL = 2**31 - 2
 #: Ids of each outcome that a change by filter names.
 EXAMPLES = 5
-#: The columns of a table of changes, and of a table of messages.
-AUDIT_COLUMNS = ("at", "who", "action", "selection", "counts", "because")
+#: The columns of a table of pauses, and of a table of messages.
 PAUSE_COLUMNS = ("selection", "at", "who", "because")
 LEFT_COLUMNS = ("message_id", "destination", "deliver_conn_id", "due_at", "state", "at", "tag")
 #: What was dispatched and cannot be taken back, in a table of outcomes.
@@ -166,14 +165,6 @@ def _gone(store: DelayedStoreHook, tag: str) -> list[str]:
 
 
 @suppress_logs_and_warning
-def purge_(args: Namespace) -> None:
-    """``airflow delayed purge``."""
-    age = timedelta(days=args.older_than)
-    with store_of(args) as store:
-        run_change(args, lambda **options: store.purge(age, reason=args.reason or REASONS, **options))
-
-
-@suppress_logs_and_warning
 def pause_(args: Namespace) -> None:
     """``airflow delayed pause``."""
     with store_of(args) as store:
@@ -194,29 +185,6 @@ def pause_(args: Namespace) -> None:
             raise SystemExit(f"Nothing was changed: {report}.")
         print(report, file=sys.stderr)
         show([report.summary(store.conn_id)], args.output)
-
-
-@suppress_logs_and_warning
-def audit_(args: Namespace) -> None:
-    """``airflow delayed audit``."""
-    since = None if args.since is None else parse_moment("--since", args.since)
-    with store_of(args) as store:
-        found = list(store.audit(message_id=args.message_id, since=since, limit=args.limit or None, after=args.after))
-        show([asdict(one) for one in found], args.output, AUDIT_COLUMNS)
-        if args.limit and len(found) == args.limit:
-            print(f"There may be more: --after {found[-1].token}", file=sys.stderr)
-
-
-@suppress_logs_and_warning
-def dispatchers_(args: Namespace) -> None:
-    """``airflow delayed dispatchers``."""
-    with store_of(args) as store:
-        # None stands for the queue tables of the store's own database
-        rows = [
-            (one, [args.store_conn_id if name is None else name for name in one.conn_ids])
-            for one in store.dispatchers()
-        ]
-        show([asdict(one) | {"conn_ids": names} for one, names in rows], args.output)
 
 
 def dispatcher_(args: Namespace) -> None:

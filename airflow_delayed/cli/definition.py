@@ -65,20 +65,12 @@ _HOURS = _arg("--hours", "Count by hour for so many hours, 0 to 744 (default: 24
 _BY_DESTINATION = _switch("--by-destination", "Count by destination, which reads all rows")
 _DUE_AT = _arg("--due-at", "The new due time: 2026-01-31T09:30:00+01:00")
 _DELAY = _arg("--delay", "Due in so many seconds from now, or so long (PT10M, P1D), instead of --due-at")
-_OLDER_THAN = _arg("--older-than", "Only messages in that state for more days", type=float, required=True)
-_REASON = _several(
-    "--reason",
-    "What to purge, may be given several times: failed, expired, remembered (default: all of them)",
-    choices=("failed", "expired", "remembered"),
-)
 _DRY_RUN = _switch("--dry-run", "Change nothing, and report what would happen")
 
 _EXAMINED = _several("--conn-id", "A connection to examine, of any kind; also several")
 _VERIFIED = _several(
     "--destination", "A queue of the brokers that must be ready; with a store alone, its queue table; also several"
 )
-_OF_ID = _arg("--message-id", "Only changes that name this id, which those by a filter do not")
-_SINCE = _arg("--since", "Only what began then or later: 2026-01-31T09:30:00+01:00")
 
 
 def _policy(name: str, help_: str, default: str, **options: Any) -> Arg:
@@ -189,11 +181,6 @@ def get_delayed_commands() -> list[CLICommand]:
                 ),
                 _command("retry", "Let failed messages wait again", (*_STORE, _IDS, *_FILTER[:-1], *_CHANGE), _SAFE),
                 _command(
-                    "purge",
-                    "Remove what failed or expired, forget what is remembered",
-                    (*_STORE, _OLDER_THAN, _REASON, *_CHANGE),
-                ),
-                _command(
                     "erase",
                     "Remove messages and all that the store knows of them but the id",
                     (*_STORE, _IDS, *_FILTER[:-1], _ERASED_STATE, *_CHANGE),
@@ -208,12 +195,6 @@ def get_delayed_commands() -> list[CLICommand]:
                     "Each dispatcher obeys within 2 seconds. It prints what a broker has already, which nobody can"
                     " stop. Without a selection it shows what is paused. It asks, unless --yes is given.",
                 ),
-                _command(
-                    "audit",
-                    "Show the audit, newest first",
-                    (*_STORE, _OF_ID, _SINCE, _LIMIT, _AFTER, *_SHOWN),
-                ),
-                _command("dispatchers", "Show the dispatchers", (*_STORE, *_SHOWN)),
                 _command(
                     "dispatcher",
                     "Dispatch what is due until SIGTERM",
@@ -230,10 +211,19 @@ def get_delayed_commands() -> list[CLICommand]:
                     module="topology_commands",
                 ),
                 _command(
+                    "uninstall",
+                    "Delete RabbitMQ's delay levels, and no destination",
+                    (_RABBITMQ, *_ASKED),
+                    "Stop the senders first. Refused while messages wait in the levels. Reports how many parts would be"
+                    " deleted and asks, unless --yes is given.",
+                    module="topology_commands",
+                ),
+                _command(
                     "doctor",
                     "Examine connections: what keeps messages from arriving in time, and what to do",
                     (_EXAMINED, _VERIFIED, *_SHOWN),
-                    "Changes nothing. Errors come first; with one, the exit code is 1. Without --conn-id"
+                    "Changes nothing. Names the dispatchers at work of each store. Errors come first; with one, the"
+                    " exit code is 1. Without --conn-id"
                     " it examines all connections that section delayed of Airflow's configuration names.",
                     module="doctor",
                 ),

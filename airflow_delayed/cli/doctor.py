@@ -1,4 +1,7 @@
-"""``airflow delayed doctor``: what keeps messages from arriving in time, over several connections at once."""
+"""``airflow delayed doctor``: what keeps messages from arriving in time, over several connections at once.
+
+Of each store it also names the dispatchers at work.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
 from itertools import islice
 
@@ -31,14 +33,13 @@ from airflow_delayed.diagnosis import (
 from airflow_delayed.errors import TopologyError, TransportUnavailable, explained, one_line, some
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.message import utcnow
+from airflow_delayed.store.api import DispatcherSeen
 from airflow_delayed.threads import in_thread
 
 #: Seconds for all connections, which are examined side by side.
 EXAMINE_SECONDS = 15.0
 #: Of each connection, so many destinations of a store's messages are verified.
 MAX_DESTINATIONS = 100
-#: What suffices for ``hold_over`` beside a dispatcher that stays.
-_HOLD_OVER = timedelta(seconds=30)
 _DEFINE = (
     "add the connection to Airflow, or correct its name: the argument, or deliver_conn_ids of sender and dispatcher"
 )
@@ -56,7 +57,7 @@ def doctor_(args: Namespace) -> None:
         )
     examined = examine(wanted, EXAMINE_SECONDS)
     found = merged(
-        ((conn_id, each) for conn_id, findings in examined.items() for each in findings if each.severity != "ok"),
+        ((conn_id, each) for conn_id, one in examined.items() for each in one.findings if each.severity != "ok"),
         lambda cause, follows: replace(cause, why=follows.why or follows.what),
     )
     if args.output in ("json", "yaml"):
@@ -64,8 +65,9 @@ def doctor_(args: Namespace) -> None:
     else:
         _print(found)
         errors = sum(finding.severity == "error" for _, finding in found)
-        for hint in (each for findings in examined.values() for each in findings if each.code == "hold-over"):
-            print(f"{hint.found}; {hint.remedy}.\n")
+        for conn_id, examination in examined.items():
+            if examination.dispatchers is not None:
+                _print_dispatchers(conn_id, examination.dispatchers)
         print(
             f"Connections examined: {', '.join(map(one_line, examined))}. Errors: {errors}, other findings:"
             f" {len(found) - errors}."
@@ -92,14 +94,16 @@ class Examination:
     """The findings of one connection.
 
     :param destinations: of a store's messages that wait or have failed, by the connection that delivers them.
+    :param dispatchers: of a store, the one seen last first; None: the connection is no store, or could not be read.
     """
 
     findings: list[Finding]
     destinations: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    dispatchers: Sequence[DispatcherSeen] | None = None
 
 
-def examine(wanted: Mapping[str, Sequence[str]], seconds: float) -> dict[str, list[Finding]]:
-    """Return each connection's findings; without an answer in time, the finding ``silent``.
+def examine(wanted: Mapping[str, Sequence[str]], seconds: float) -> dict[str, Examination]:
+    """Return what is found of each connection; without an answer in time, the finding ``silent``.
 
     The destinations of what waits in a store, or has failed, are verified too, over the connections that deliver it.
 
@@ -108,7 +112,6 @@ def examine(wanted: Mapping[str, Sequence[str]], seconds: float) -> dict[str, li
     """
     alone = len(wanted) == 1
     found = _side_by_side(lambda conn_id: _examine(conn_id, wanted[conn_id], alone), wanted, seconds)
-    findings = {conn_id: list(examination.findings) for conn_id, examination in found.items()}
     stores: dict[str, dict[str, str]] = {}
     for store, examination in found.items():
         for conn_id, names in examination.destinations.items():
@@ -117,18 +120,19 @@ def examine(wanted: Mapping[str, Sequence[str]], seconds: float) -> dict[str, li
     reached = {
         conn_id: of_store
         for conn_id, of_store in stores.items()
-        if not any(each.code in NO_ANSWER for each in findings.get(conn_id, ()))
+        if conn_id not in found or not any(each.code in NO_ANSWER for each in found[conn_id].findings)
     }
     of_messages = _side_by_side(lambda conn_id: _verify_destinations(conn_id, reached[conn_id]), reached, seconds)
     for conn_id, examination in of_messages.items():
-        findings[conn_id] = _merged(findings.get(conn_id), examination.findings)
-    return findings
+        if conn_id in found:
+            found[conn_id].findings = _merged(found[conn_id].findings, examination.findings)
+        else:
+            found[conn_id] = examination
+    return found
 
 
-def _merged(first: list[Finding] | None, of_messages: list[Finding]) -> list[Finding]:
+def _merged(first: list[Finding], of_messages: list[Finding]) -> list[Finding]:
     """Return the findings of a connection, each once: of destinations as its second examination has them."""
-    if first is None:
-        return of_messages
     known = {(each.where, each.code) for each in first}
     second = [each for each in of_messages if each.destination or (each.where, each.code) not in known]
     again = {(each.where, each.code) for each in second}
@@ -169,9 +173,9 @@ def _examine(conn_id: str, destinations: Sequence[str], alone: bool) -> Examinat
                 found += clock_difference(conn_id, asked, stated, answered)
             return Examination(found)
         try:
-            found = _with_paused(delivery, found)
-            found += _hold_over(delivery)
-            return Examination(_with_reason(delivery, found), delivery.destinations())
+            dispatchers = delivery.dispatchers()
+            found = _with_reason(delivery, _with_paused(delivery, dispatchers, found))
+            return Examination(found, delivery.destinations(), dispatchers)
         except TopologyError:
             # the report has what its tables lack
             return Examination(found)
@@ -216,33 +220,14 @@ def _reason(store: DelayedStoreHook) -> str:
     return frequent_reason((group.reason, group.count) for group in store.failures()[0])
 
 
-def _with_paused(store: DelayedStoreHook, findings: Sequence[Finding]) -> list[Finding]:
-    dags = last_dags(store.dispatchers(), lambda _: True)
+def _with_paused(
+    store: DelayedStoreHook, dispatchers: Sequence[DispatcherSeen], findings: Sequence[Finding]
+) -> list[Finding]:
+    dags = last_dags(dispatchers, lambda _: True)
     if not any(is_paused for _, is_paused in dags.values()):
         return list(findings)
     state = store.condition()
     return with_paused(store.conn_id, findings, dags, state.lateness, state.next_due, state.at, lambda one: one)
-
-
-def _hold_over(store: DelayedStoreHook) -> list[Finding]:
-    """Return advice, which is no finding, where a dispatcher stays and many messages never wait in the store."""
-    names, hold_over = sorted(store.staying()), config.hold_over()
-    if not names or hold_over <= 2 * _HOLD_OVER:
-        return []
-    # senders with until_due, or with a short hold_over of their own, hand nothing over ahead
-    if not any(store.pause(deliver_conn_id=name, dry_run=True).with_broker for name in names):
-        return []
-    return [
-        Finding(
-            state=State.OK,
-            resource="[delayed] hold_over",
-            found=f"A dispatcher stays for {some(names, separator=', ')} at store {store.conn_id!r}, and hold_over is"
-            f" {hold_over.total_seconds():g} s",
-            code="hold-over",
-            remedy=f"with {_HOLD_OVER.total_seconds():g} s, of a task or in [delayed], more messages wait in the store,"
-            " which delivers them to the moment and lets them be cancelled until they are due",
-        )
-    ]
 
 
 def _failed(conn_id: str, error: Exception) -> Finding:
@@ -257,6 +242,22 @@ def _failed(conn_id: str, error: Exception) -> Finding:
     )
     finding = no_answer(conn_id, text, away=isinstance(error, TransportUnavailable))
     return replace(finding, remedy=_DEFINE) if isinstance(error, AirflowNotFoundException) else finding
+
+
+def _print_dispatchers(conn_id: str, seen: Sequence[DispatcherSeen]) -> None:
+    """Print who dispatches, since when, through which connections; if nobody does, who did last."""
+    at_work = [one for one in seen if one.at_work]
+    for one in at_work or seen[:1]:
+        # None stands for the queue tables of the store's own database
+        names = some([conn_id if name is None else name for name in one.conn_ids], separator=", ")
+        did = f"at work since {one.started_at:%Y-%m-%d %H:%M:%S} UTC"
+        if not one.at_work:
+            ended = "ended" if one.ended_at else "gave its last sign of life"
+            did = f"none is at work; the last one {ended} at {one.ended_at or one.seen_at:%Y-%m-%d %H:%M:%S} UTC"
+        by = ", ".join(filter(None, (one.host and f"on {one.host}", one.dag_id and f"DAG {one.dag_id}")))
+        print(one_line(f"Dispatchers of store {conn_id}: {did}, for {names}" + (f" ({by})" if by else "")))
+    if not seen:
+        print(one_line(f"Dispatchers of store {conn_id}: none was at work within a day"))
 
 
 def _print(found: Iterable[tuple[str, Finding]]) -> None:

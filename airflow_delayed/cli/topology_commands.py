@@ -1,7 +1,7 @@
-"""The commands ``install`` and ``redrive``.
+"""The commands ``install``, ``uninstall`` and ``redrive``.
 
-``install`` does as TopologyInstallOperator, or prints the SQL of a store, for a database administrator. ``redrive``
-sends RabbitMQ's unroutable messages again, after a question.
+``install`` does as TopologyInstallOperator, or prints the SQL of a store, for a database administrator. The others
+delete RabbitMQ's delay levels, or send its unroutable messages again, after a question.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ def install_(args: Namespace) -> None:
         if args.dialect:
             raise DelayedError("--dialect is for --sql alone")
         report = _install(args)
+    _show_report(report, args.output)
+
+
+def _show_report(report: TopologyReport, output: str) -> None:
     rows = [{"where": finding.where, "what": str(finding).removeprefix(f"{finding.where}: ")} for finding in report]
-    show(rows, args.output)
+    show(rows, output)
     if not report.ok:
         raise SystemExit(1)
 
@@ -77,6 +81,36 @@ def _dialect(conn_id: str | None) -> str:
 
 
 @suppress_logs_and_warning
+def uninstall_(args: Namespace) -> None:
+    """``airflow delayed uninstall``: print what was deleted, or would be; exit code 1 while messages wait."""
+    with expected_errors(), closing(_rabbitmq(args.conn_id, "has delay levels", _OTHERS_UNINSTALL)) as hook:
+        report = hook.uninstall(dry_run=True)
+        if not args.dry_run and report.findings:
+            # messages that wait are an error, and no question
+            if report.ok and not args.yes and not confirmed(f"{len(report.findings):,} parts deleted"):
+                raise SystemExit("Nothing was changed.")
+            report = hook.uninstall()
+    _show_report(report, args.output)
+
+
+def _rabbitmq(conn_id: str, what: str, others: str) -> RabbitMQDelayHook:
+    """Return the hook of a connection of RabbitMQ.
+
+    :param what: what it has, and no other does.
+    :param others: what does the same elsewhere, as sentences.
+    :raises DelayedError: the connection is of another kind.
+    """
+    hook = delivery_for(conn_id)
+    if not isinstance(hook, RabbitMQDelayHook):
+        raise DelayedError(f"connection {conn_id!r} is not RabbitMQ's, which alone {what}. {others}")
+    return hook
+
+
+_OTHERS_UNINSTALL = "A store is its tables: drop them. SQS has queues: aws sqs delete-queue"
+_OTHERS_REDRIVE = "For failed messages of a store: airflow delayed retry. For dead letters of SQS: SqsDelayHook.redrive"
+
+
+@suppress_logs_and_warning
 def redrive_(args: Namespace) -> None:
     """``airflow delayed redrive``: print by destination what was sent, or would be, and what stays with the reason."""
     with expected_errors():
@@ -89,12 +123,7 @@ def redrive_(args: Namespace) -> None:
 
 
 def _redrive(args: Namespace) -> RedriveReport:
-    hook = delivery_for(args.conn_id)
-    if not isinstance(hook, RabbitMQDelayHook):
-        raise DelayedError(
-            f"connection {args.conn_id!r} is not RabbitMQ's, which alone has unroutable messages. For failed"
-            " messages of a store: airflow delayed retry. For dead letters of SQS: SqsDelayHook.redrive"
-        )
+    hook = _rabbitmq(args.conn_id, "has unroutable messages", _OTHERS_REDRIVE)
     would = hook.redrive(destinations=args.destination, dry_run=True)
     many = sum(_sendable(would).values())
     if args.dry_run or not many:

@@ -611,12 +611,6 @@ class Store(DelayStore):
             found = report.lookaheads(connection, self.tables, at_end=at_end)
         return {self.conn_id if name is None else name: ahead for name, ahead in found.items()}
 
-    def staying(self) -> set[str]:
-        """Return the connections, not the store's own, for which a dispatcher is at work that stays."""
-        with self._reading() as connection:
-            self._check_version()
-            return report.staying(connection, self.tables, database_time(connection), but="")
-
     # changes
 
     def cancel(self, ids: Iterable[str] | Unset = UNSET, **options: Unpack[ChangeArgs]) -> Outcomes:

@@ -141,7 +141,6 @@ def test_a_message_that_was_cancelled_too_late(hook: DelayedStoreHook, run: Run)
     assert hook.cancel(["flight-17-1"]) == {"flight-17-1": "dispatched"}
     out = run("A message that I cancelled arrived")
     assert "dispatched" in out
-    assert '"first": ["flight-17-1"]' in out or "first: flight-17-1" in out
 
 
 def test_unroutable_is_red(vhost: VirtualHost, connect: Callable[..., str], run: Run) -> None:

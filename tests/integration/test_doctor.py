@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
@@ -13,6 +14,7 @@ from support.rabbitmq import VirtualHost
 from support.standing import give_up
 from support.stores import Store, Transport, message
 
+from airflow_delayed.cli.doctor import Examination
 from airflow_delayed.delivery import Finding, State
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import utcnow
@@ -42,12 +44,13 @@ def test_the_cause_of_late_messages_and_what_to_do(store: Store, doctor):
     hook = store.installed()
     assert doctor("--conn-id", store.conn_id) == (
         0,
+        f"Dispatchers of store {store.conn_id}: none was at work within a day\n"
         f"Connections examined: {store.conn_id}. Errors: 0, other findings: 0.\n",
     )
     hook.send([message("late", hook.now() - timedelta(minutes=2))])
     code, out = doctor("--conn-id", store.conn_id)
     assert code == 1
-    first, what, remedy, *others, summary = out.splitlines()
+    first, what, remedy, *others, _, summary = out.splitlines()
     assert first == f"error: connection {store.conn_id}: no-dispatcher"
     assert "1 overdue" in what
     assert remedy.startswith(
@@ -79,7 +82,7 @@ def test_a_broker_that_is_away_comes_before_what_may_follow_from_it(store: Store
 def test_the_gravest_comes_first_and_what_is_unknown_before_a_warning(store: Store, doctor, monkeypatch):
     states = [State.WARNING, State.BLOCKED, State.OK, State.UNKNOWN]
     found = [Finding(state=state, resource="queue q", found="it", code=state.value) for state in states]
-    monkeypatch.setattr("airflow_delayed.cli.doctor.examine", lambda *_: {"c": found})
+    monkeypatch.setattr("airflow_delayed.cli.doctor.examine", lambda *_: {"c": Examination(found)})
     _, out = doctor("--conn-id", "c", "-o", "json")
     assert [each["severity"] for each in json.loads(out)] == ["error", "unknown", "warning"]
 
@@ -108,7 +111,7 @@ def test_a_destination_is_that_of_the_brokers_or_of_a_store_alone(store: Store, 
     assert "connection refuses: unreachable" in out
     code, out = doctor("--conn-id", store.conn_id, "--destination", "orders", "--destination", "invoices")
     assert (code, out.count("error: ")) == (1, 1)
-    first, what, remedy, _ = out.splitlines()
+    first, what, remedy, *_ = out.splitlines()
     assert first == f"error: connection {store.conn_id}: missing"
     # what has the same cause is one
     assert "orders" in what
@@ -116,19 +119,19 @@ def test_a_destination_is_that_of_the_brokers_or_of_a_store_alone(store: Store, 
     assert f"airflow delayed install --conn-id {store.conn_id} --queue orders --queue invoices" in remedy
 
 
-def test_beside_a_dispatcher_that_stays_a_short_hold_over_is_advised(store: Store, connect, doctor):
-    connect("broker", conn_type="sqlite", host="unused.db")
+def test_it_names_the_dispatchers_at_work_and_else_the_last_one(store: Store, doctor):
     hook = store.installed()
-    dispatcher = store.dispatcher(hook, Transport(), stays=True, lookahead=timedelta(minutes=15))
-    dispatcher.once()
-    # nothing is handed over ahead, where all messages have until_due
-    assert "hold_over" not in doctor("--conn-id", store.conn_id)[1]
-    hook.send([message("ahead", hook.now() + timedelta(minutes=10))])
-    dispatcher.once()
+    connections = ["broker", store.conn_id]
+    with closing(store.dispatcher(hook, Transport(), deliver_conn_ids=connections)) as ended:
+        ended.once()
+    names = f"for broker, {store.conn_id} (on "
     out = doctor("--conn-id", store.conn_id)[1]
-    assert f"A dispatcher stays for broker at store {store.conn_id!r}, and hold_over is 900 s; with 30 s" in out
-    dispatcher.close()
-    assert "hold_over" not in doctor("--conn-id", store.conn_id)[1]
+    assert f"Dispatchers of store {store.conn_id}: none is at work; the last one ended at 20" in out
+    assert names in out
+    store.dispatcher(hook, Transport(), deliver_conn_ids=connections, dag_id="nightly").once()
+    (seen,) = (one for one in hook.dispatchers() if one.at_work)
+    since = f"at work since {seen.started_at:%Y-%m-%d %H:%M:%S} UTC, {names}{seen.host}, DAG nightly)\n"
+    assert f"Dispatchers of store {store.conn_id}: {since}" in doctor("--conn-id", store.conn_id)[1]
 
 
 def test_the_destinations_of_what_waits_are_verified(store: Store, connect, doctor, vhost: VirtualHost, monkeypatch):

@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 
 const VALUE = `(?:'[^']*'(?:"'"'[^']*')*|[^\\s;'"]*[^\\s;.,'"])`; // as Python's shlex.quote writes it
-const COMMAND = new RegExp(`(airflow delayed [a-z-]+(?: (?:--(?:dry-run|yes|install|overdue-ok)\\b|--[a-z-]+ ${VALUE}|${VALUE}=\\.\\.\\.))*)`);
+const COMMAND = new RegExp(`(airflow delayed [a-z-]+(?: (?:--(?:dry-run|yes|end|overdue-ok)\\b|--[a-z-]+ ${VALUE}|${VALUE}=\\.\\.\\.))*)`);
 const SHOWN = 2_000; // ms
 /** What does the same as a command in Airflow's UI. */
 const IN_AIRFLOW = {
@@ -11,7 +11,7 @@ const IN_AIRFLOW = {
   retry: "On this page: press Failed above the list, choose what was given up, and press Retry….",
   restore: "On this page: press Cancelled above the list, choose messages, and press Take back….",
   redrive: "On this page: press Send unroutable messages again… in the card of that connection.",
-  unpause: "On this page: press Unpause….",
+  pause: "On this page: press Unpause….",
 };
 
 /** A text as the beginning of a sentence. */

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from support.commands import Command
 from support.rabbitmq import VirtualHost, eventually, messages
 
 from airflow_delayed.delivery import State
@@ -176,6 +177,30 @@ def test_uninstall_leaves_the_destinations(using: Callable[..., RabbitMQDelayHoo
     assert vhost.manage("GET", "policies/{vhost}") == []
     # and once more
     assert hook.uninstall().counts() == {}
+
+
+def test_the_command_asks_and_uninstalls(
+    using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost, connect: Connect, airflow_command: Command
+) -> None:
+    connect("rabbit", **vhost.connection_with(topology="nservicebus-v1"))
+    hook = using("nservicebus-v1")
+    hook.install(["orders"], create_destinations=True)
+    before = names(vhost)
+    command = ("uninstall", "--conn-id", "rabbit")
+    would = airflow_command(*command, "--dry-run", "-o", "plain")
+    assert (would.code, "would delete" in would.out) == (0, True)
+    assert "parts deleted. Go on? (y/N)" in airflow_command(*command, answer="n\n").err
+    hook.send(messages("orders", [250]))
+    refused = airflow_command(*command, "--yes")
+    assert (refused.code, "messages wait: 1 in nsb.delay-level-07" in refused.err) == (1, True)
+    assert airflow_command(*command, "--dry-run").code == 1
+    assert names(vhost) == before
+    vhost.manage("DELETE", "queues/{vhost}/nsb.delay-level-07/contents")
+    assert airflow_command(*command, "--yes").code == 0
+    assert names(vhost) == {"orders"}
+    connect("store", conn_type="sqlite", host="/nowhere")
+    other = airflow_command("uninstall", "--conn-id", "store")
+    assert (other.code, "drop them" in other.err) == (1, True)
 
 
 def test_uninstall_refuses_while_messages_wait(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:

@@ -98,7 +98,8 @@ class World:
     def examined(self) -> dict[str, str]:
         """What ``airflow delayed doctor`` says, by code."""
         found = examine({self.store.conn_id: [], "rabbit": []}, 15.0)
-        return {str(one.to_json()["code"]): one.what for all_ in found.values() for one in all_ if one.severity != "ok"}
+        findings = [one for examination in found.values() for one in examination.findings]
+        return {str(one.to_json()["code"]): one.what for one in findings if one.severity != "ok"}
 
 
 @pytest.fixture
@@ -564,12 +565,12 @@ def test_the_doctor_says_the_same(world: World):
     with traffic(world):
         _, found = world.until("the cause", lambda found: "unreachable" in codes_of(found))
         (cause,) = found["causes"]
-        examined = examine({world.store.conn_id: [], "rabbit": []}, 15.0)
-    assert [one.code for one in examined["rabbit"] if one.severity == "error"] == ["unreachable"]
-    assert "check user and password" in examined["rabbit"][0].what
+        examined = examine({world.store.conn_id: [], "rabbit": []}, 15.0)["rabbit"].findings
+    assert [one.code for one in examined if one.severity == "error"] == ["unreachable"]
+    assert "check user and password" in examined[0].what
     assert "check user and password" in cause["what"]
     # a refused login is no reason to start a server
-    assert "start it" not in str(examined["rabbit"][0].remedy)
+    assert "start it" not in str(examined[0].remedy)
 
 
 def test_a_dispatcher_that_never_ran_is_mentioned_all_the_time(world: World):
