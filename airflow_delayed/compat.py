@@ -72,7 +72,7 @@ def limits() -> Iterator[Finding]:
             state=State.WARNING,
             resource=sdk,
             found="it keeps no state of a task between two tries",
-            code="airflow-keeps-no-state",
+            code="version",
             why="a task that is tried again sends all from the top with the same ids, and refuses relative delays"
             " unless it has delay_from= or a store; Airflow 3.3 keeps it",
         )
@@ -81,7 +81,7 @@ def limits() -> Iterator[Finding]:
             state=State.WARNING,
             resource=sdk,
             found="it has no airflow.sdk.NEVER_EXPIRE",
-            code="airflow-state-expires",
+            code="version",
             why="the start of a task that is cleared after [state_store] default_retention_days is forgotten; please"
             " report this release of Airflow to airflow-provider-delayed",
         )

@@ -20,8 +20,8 @@ from airflow_delayed.reports import SEVERITIES, Finding, State
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-#: Codes of a connection that gives no answer: the cause of all that waits for it.
-NO_ANSWER = ("unreachable", "silent", "not-examined")
+#: Codes of a connection that gives no answer, or cannot be examined: the cause of all that waits for it.
+NO_ANSWER = ("unreachable", "silent")
 #: Codes of what follows from that.
 _FOLLOWS = ("connection-fails", "destination-refuses", "overdue")
 #: The code of what follows from any error of a broker: messages that stay in its levels.
@@ -45,7 +45,7 @@ _LOGIN = (
 _CROWDED = (
     "RabbitMQ's management page shows under Connections which clients hold them; until one is free its messages wait"
 )
-_UNSTICK = "consume, or declare, the destination that verify and the doctor name (destination-full, missing, binding)"
+_UNSTICK = "consume, or declare, the destination that verify and the doctor name (destination-full, missing)"
 _REBALANCE = (
     "; on a cluster of RabbitMQ 3.10, after a leader was lost and when all queues are well: rabbitmq-queues rebalance"
     " quorum"
@@ -149,8 +149,8 @@ def merged(found: Iterable[tuple[str, F]], join: Callable[[F, F], F]) -> list[tu
             if _follows(name, consequence, conn_id, finding):
                 kept[number] = conn_id, join(finding, consequence)
                 break
-    # a dispatcher may have ended because its broker is away, and not because this one knows no such connection
-    kept.sort(key=lambda one: (SEVERITIES.index(one[1].severity), one[1].code not in ("unreachable", "silent")))
+    # a dispatcher may have ended because its broker is away
+    kept.sort(key=lambda one: (SEVERITIES.index(one[1].severity), one[1].code not in NO_ANSWER))
     return kept
 
 
@@ -171,10 +171,10 @@ def no_answer(conn_id: str, text: str, *, away: bool, silent: bool = False) -> F
     :param away: its server refuses or cannot be reached; else the connection could not be examined.
     :param silent: the server takes connections and does not answer; also if its error says so.
     """
-    silent = silent or any(words in text for words in _TIMED_OUT)
-    code = ("silent" if silent else "unreachable") if away else "not-examined"
-    remedy = _REMEDIES.get(code)
-    if code == "unreachable":
+    silent = away and (silent or any(words in text for words in _TIMED_OUT))
+    code = "silent" if silent else "unreachable"
+    remedy = _REMEDIES[code] if away else None
+    if away and not silent:
         remedy = _CROWDED if _AT_LIMIT in text else _LOGIN if _REFUSED_LOGIN.search(text) else remedy
     return Finding(state=State.BLOCKED, resource=f"connection {conn_id!r}", found=text, code=code, remedy=remedy)
 
@@ -188,10 +188,10 @@ def grouped(found: Iterable[T], kind: Callable[[T], Hashable]) -> list[list[T]]:
 
 
 def one_of_each(found: Iterable[Finding]) -> list[Finding]:
-    """Return the first finding of each code, with the number of the others."""
+    """Return the first finding of each code and remedy, with the number of the others."""
     return [
         replace(first, resource=f"{first.where}, and {len(others)} others", argument=None) if others else first
-        for first, *others in grouped(found, lambda one: one.to_json()["code"])
+        for first, *others in grouped(found, lambda one: (one.to_json()["code"], one.remedy))
     ]
 
 
@@ -332,7 +332,7 @@ def with_remedies(conn_id: str, report: Iterable[Finding]) -> list[Finding]:
     """Return findings, all that is missing or differs with the command that repairs it."""
     found = list(report)
     missing = [each for each in found if each.state is State.MISSING]
-    missing += [each for each in found if each.code == "destination-unbound"]
+    missing += [each for each in found if each.code == "unroutable"]
     queues = dict.fromkeys(each.destination for each in missing if each.destination)
     install = " ".join(
         [f"airflow delayed install --conn-id {quote(conn_id)}", *(f"--queue {quote(name)}" for name in queues)]
@@ -342,12 +342,14 @@ def with_remedies(conn_id: str, report: Iterable[Finding]) -> list[Finding]:
         f"airflow delayed redrive --conn-id {quote(conn_id)} --dry-run names their destinations; when these exist, the"
         " same without --dry-run sends the messages, and so does the page"
     )
-    remedies = {"unroutable": redrive, "destination-unbound": remedy}
 
     def remedy_of(each: Finding) -> str | None:
         if each.state is State.MISSING:
             return remedy
-        return remedies.get(each.code or "", each.remedy) or (_DIFFERS if each.state is State.DIFFERS else None)
+        if each.code == "unroutable":
+            # a destination that is not bound, or messages that have none
+            return remedy if each.destination else redrive
+        return each.remedy or (_DIFFERS if each.state is State.DIFFERS else None)
 
     return [replace(each, remedy=remedy_of(each)) for each in found]
 

@@ -204,7 +204,7 @@ def _verify_destinations(conn_id: str, stores: Mapping[str, str]) -> Examination
                 state=State.UNKNOWN,
                 resource=f"destinations of connection {conn_id!r}",
                 found=f"stores have messages for {len(stores):,} destinations, of which {len(some):,} were verified",
-                code="destinations",
+                code="destination-missing",
                 remedy="name others with --destination",
             )
         )

@@ -169,7 +169,7 @@ class TopologyAdmin:
                 state=State.UNKNOWN,
                 resource=f"bindings of exchange {self.topology.delivery_exchange}",
                 found=f"those of destinations that are not named here have to be made again: {facts.why}",
-                code="binding",
+                code="missing",
             )
 
     # uninstall
@@ -221,7 +221,7 @@ class TopologyAdmin:
         if any(policy.name == ours.name and not policy.operator for policy in facts.policies or ()):
             yield Finding(state=State.WOULD_DELETE, resource=str(ours))
         elif facts.policies is None and not self.topology.unroutable:
-            yield Finding(state=State.UNKNOWN, resource=str(ours), found=facts.why, code="policy")
+            yield Finding(state=State.UNKNOWN, resource=str(ours), found=facts.why, code="differs")
 
     # shared
 
@@ -278,7 +278,7 @@ def _ends(part: Declaration) -> set[str]:
 def _done(finding: Finding) -> Finding:
     if finding.state is State.WOULD_DELETE:
         return replace(finding, state=State.DELETED)
-    if finding.code == "waiting" and finding.state is State.BLOCKED:
+    if finding.state is State.BLOCKED:
         return replace(finding, state=State.WARNING, found=str(finding.found).replace(" wait in it", " went with it"))
     return finding
 
@@ -309,7 +309,7 @@ def compare_policy(topology: Topology, facts: Facts) -> Finding:
                 argument="policy",
                 wanted=wanted.name,
                 found=f"{there.name}; one policy alone applies, so add alternate-exchange {wanted.name} to it",
-                code="policy",
+                code="differs",
             )
     return Finding(state=State.MISSING, resource=str(wanted))
 
@@ -318,16 +318,14 @@ def _waiting_finding(queue: str, count: int | None) -> Finding:
     """Return the finding of a queue whose deletion would lose messages; None: whether there are some is unknown."""
     if count is None:
         why = "whether messages wait in it, or are stuck in dead-lettering, the management API alone tells"
-        return Finding(state=State.UNKNOWN, resource=f"queue {queue}", found=why, code="waiting")
-    return Finding(
-        state=State.BLOCKED, resource=f"queue {queue}", found=f"{count:,} messages wait in it", code="waiting"
-    )
+        return Finding(state=State.UNKNOWN, resource=f"queue {queue}", found=why)
+    return Finding(state=State.BLOCKED, resource=f"queue {queue}", found=f"{count:,} messages wait in it")
 
 
 def _lost_finding(queue: str, count: int) -> Finding:
     """Return the finding of a queue that was deleted with messages that came after the last count."""
     found = f"{count:,} messages came meanwhile and went with it"
-    return Finding(state=State.WARNING, resource=f"queue {queue}", found=found, code="waiting")
+    return Finding(state=State.WARNING, resource=f"queue {queue}", found=found)
 
 
 @dataclass(frozen=True, slots=True)

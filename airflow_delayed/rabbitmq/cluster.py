@@ -86,7 +86,7 @@ def _silent(facts: Facts) -> Finding:
         state=State.BLOCKED,
         resource="queues",
         found=f"{facts.why}; whether they have leaders is unknown, and so is how many messages wait",
-        code="no-answer",
+        code="no-leader",
         remedy="the node that hangs answers no rabbitmq-diagnostics ping: let it go on, or kill it and start it again",
     )
 
@@ -146,13 +146,19 @@ def judge_queues(
 
 
 def _blocked(queues: Sequence[QueueFacts]) -> Iterator[Finding]:
+    yield from _lost(queues)
+    yield from _leaderless(queues)
+
+
+def _lost(queues: Sequence[QueueFacts]) -> Iterator[Finding]:
+    """Report queues that no election helps: too few of their nodes run."""
     down = list(filter(is_down, queues))
     if down:
         yield Finding(
             state=State.BLOCKED,
             resource=_resource(down),
             found="down: no node runs that has it, and no message goes in or out",
-            code="queue-down",
+            code="no-leader",
             remedy=_start(_absent(down)),
         )
     minority = [queue for queue in queues if lacks_quorum(queue) and not is_down(queue)]
@@ -163,9 +169,12 @@ def _blocked(queues: Sequence[QueueFacts]) -> Iterator[Finding]:
             resource=_resource(minority),
             found=f"no quorum: half of the members or more do not run ({some(absent, separator=', ')}), and no message"
             " goes in or out",
-            code="no-quorum",
+            code="no-leader",
             remedy=f"{_start(absent)}; a majority of the members has to run",
         )
+
+
+def _leaderless(queues: Sequence[QueueFacts]) -> Iterator[Finding]:
     leaderless = [q for q in queues if lacks_leader(q) and not lacks_quorum(q) and not is_down(q)]
     if leaderless:
         yield Finding(
@@ -185,7 +194,7 @@ def _offline(queues: Sequence[QueueFacts]) -> Iterator[Finding]:
             state=State.WARNING,
             resource=_resource(queues),
             found=f"members do not run ({some(absent, separator=', ')}); when more fail, no message goes in or out",
-            code="member-offline",
+            code="node-down",
             remedy=_start(absent),
         )
 
@@ -198,7 +207,7 @@ def _few_members(queues: Sequence[QueueFacts], nodes: Sequence[str]) -> Finding:
         resource=_resource(queues),
         found=f"{least} member{'s' if least > 1 else ''}, in a cluster of {len(nodes)} nodes; when one node fails, no"
         " message goes in or out",
-        code="few-members",
+        code="node-down",
         remedy=f"{', '.join(f'rabbitmq-queues grow {name} all' for name in without)} (--vhost-pattern and"
         f" --queue-pattern choose the queues), until each has {wanted} members",
     )
@@ -212,7 +221,7 @@ def _one_leader(levels: Sequence[QueueFacts]) -> Iterator[Finding]:
             resource=_resource(levels),
             found=f"all are led by {leaders.pop()}: it has all the work, and when it fails all stop until new leaders"
             " are elected",
-            code="one-leader",
+            code="node-down",
             remedy="rabbitmq-queues rebalance quorum, when no other finding is left; for queues to come,"
             " queue_leader_locator = balanced in rabbitmq.conf",
         )
@@ -272,8 +281,7 @@ class HostAnswers:
         """
         if self.facts.queues is not None:
             known = [self.facts.queues[name] for name in queues if name in self.facts.queues]
-            lost = [str(each) for each in _blocked(known) if each.code != "no-leader"]
-            return ". ".join(lost) or None
+            return ". ".join(map(str, _lost(known))) or None
         others = [f"{name}: {problem}" for name, problem in self.problems.items() if problem]
         alone = self.problems[host] is None and len(others) == len(self.problems) - 1
         # with a host or two, the others may be those of the cluster that are not listed

@@ -33,7 +33,7 @@ class SessionDestinations:
     A dead-letter exchange that a *policy* sets stays unknown here, and such a destination gets the direct entry. The
     risk is a policy with the default exchange (an empty name) and no ``dead-letter-routing-key``: a message that a
     consumer rejects goes back into its level and comes again, after each reject. ``verify`` finds such a policy with
-    the management API (``destination-dead-letters-back``); a send does not use that API.
+    the management API (``differs``); a send does not use that API.
 
     :param on_ready: called when a destination is bound.
     :param on_failed: called with the broker's reason when a destination cannot be bound.

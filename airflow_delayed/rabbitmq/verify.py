@@ -82,10 +82,17 @@ def version(text: str | None) -> Iterator[Finding]:
     """Judge the broker's version."""
     found = _version(text)
     if found is None:
-        yield unknown("broker-version", "broker version", "the broker does not tell")
+        yield unknown("version", "broker version", "the broker does not tell")
     elif found < OLDEST:
         wanted = f"at least {'.'.join(map(str, OLDEST))}"
-        yield Finding(state=State.DIFFERS, resource="broker version", wanted=wanted, found=text, code="broker-version")
+        yield Finding(
+            state=State.DIFFERS,
+            resource="broker version",
+            wanted=wanted,
+            found=text,
+            code="version",
+            remedy="upgrade RabbitMQ",
+        )
 
 
 def wants_flags(text: str | None) -> bool:
@@ -115,16 +122,23 @@ def flags(topology: Topology, broker: str | None, facts: Facts) -> Iterator[Find
         resource = f"feature flag {name}"
         if facts.flags is None:
             why = facts.why if facts.queues is None else "only an administrator may see it"
-            yield unknown("feature-flag", resource, why)
+            yield unknown("version", resource, why)
         elif (state := facts.flags.get(name, "absent")) != "enabled":
-            yield Finding(state=State.DIFFERS, resource=resource, wanted="enabled", found=state, code="feature-flag")
+            yield Finding(
+                state=State.DIFFERS,
+                resource=resource,
+                wanted="enabled",
+                found=state,
+                code="version",
+                remedy=f"rabbitmqctl enable_feature_flag {name}, which cannot be taken back",
+            )
 
 
 def unanswered(left: int) -> Iterator[Finding]:
     """Report exchanges and queues that were not looked at, since the broker answered slowly before."""
     if left:
         why = "not looked at, for the broker took seconds for the others: does a node that leads queues hang?"
-        yield unknown("slow", f"{left} exchanges and queues", why)
+        yield unknown("node-down", f"{left} exchanges and queues", why)
 
 
 def unreachable(problems: Iterable[tuple[str, str | None]], seconds: float) -> Iterator[Finding]:
@@ -138,7 +152,7 @@ def unreachable(problems: Iterable[tuple[str, str | None]], seconds: float) -> I
                 state=State.WARNING,
                 resource=f"host {name}",
                 found=f"no login within {seconds:g} s: {problem}",
-                code="host-unreachable",
+                code="node-down",
                 remedy="if nothing listens there, start its node; if it takes connections and answers nothing, it"
                 " hangs: restart it; else look for a firewall",
             )
@@ -166,7 +180,7 @@ def uncompared(found: Iterable[Finding], facts: Facts) -> Iterator[Finding]:
     parts = sum(one.state is State.OK and one.found == UNCOMPARED for one in found)
     if parts and (facts.queues is None or facts.exchanges is None):
         why = f"this user may not configure them, and {facts.why}"
-        yield unknown("argument", f"arguments of {parts} exchanges and queues", why)
+        yield unknown("differs", f"arguments of {parts} exchanges and queues", why)
 
 
 def differences(part: Exchange | Queue, facts: Facts) -> Iterator[Finding]:
@@ -192,7 +206,7 @@ def differences(part: Exchange | Queue, facts: Facts) -> Iterator[Finding]:
                 argument=name,
                 wanted=wanted.get(name),
                 found=found.get(name),
-                code="argument",
+                code="differs",
             )
 
 
@@ -204,7 +218,7 @@ def bindings(
     :param found: what AMQP shows of the parts; a binding with a missing end is not named.
     """
     if facts.bindings is None:
-        yield unknown("binding", "bindings", facts.why)
+        yield unknown("missing", "bindings", facts.why)
         return
     there = set(facts.bindings)
     planned = {_facts(part): part for part in parts if isinstance(part, Binding)}
@@ -219,7 +233,7 @@ def bindings(
     for extra in sorted(there - planned.keys() - all_planned):
         if extra.source in exchanges:
             yield warning(
-                "binding-extra",
+                "differs",
                 f"binding {extra.source} -> {extra.target}",
                 f"with key {extra.key!r} it takes messages off their way, or doubles them; remove it",
             )
@@ -231,11 +245,11 @@ def _absent(part: Binding, keys: Sequence[str]) -> Finding:
         # a warning only, since each sender binds its destinations
         says = f"bound with key {', '.join(map(repr, keys))} alone" if keys else "missing"
         text = f"{says}; messages that wait for it are unroutable until it is bound, by an install or the next send"
-        return replace(warning("destination-unbound", str(part), text), destination=destination)
+        return replace(warning("unroutable", str(part), text), destination=destination)
     if not keys:
-        return Finding(state=State.MISSING, resource=str(part), code="binding", remedy=_BIND)
+        return Finding(state=State.MISSING, resource=str(part), code="missing", remedy=_BIND)
     return Finding(
-        state=State.DIFFERS, resource=str(part), argument="key", wanted=part.key, found=", ".join(keys), code="binding"
+        state=State.DIFFERS, resource=str(part), argument="key", wanted=part.key, found=", ".join(keys), code="differs"
     )
 
 
@@ -265,7 +279,7 @@ def leaks(topology: Topology, destinations: Iterable[str], facts: Facts) -> Iter
     for name in sorted(facts.queues or ()):
         if other := topology.copied(name):
             yield warning(
-                "leak",
+                "differs",
                 f"queue {name}",
                 f"its name has the form of a delay's routing key, so that it gets messages for {other} at once; give it"
                 " another name",
@@ -274,7 +288,7 @@ def leaks(topology: Topology, destinations: Iterable[str], facts: Facts) -> Iter
         for one in bound:
             if one.key != topology.binding_prefix + one.target:
                 yield warning(
-                    "leak",
+                    "differs",
                     f"binding {one.source} -> {one.target}",
                     f"its key {one.key!r} is not exact, so that it may also get messages for others; an install"
                     " binds it exactly, then remove this one",
@@ -283,7 +297,7 @@ def leaks(topology: Topology, destinations: Iterable[str], facts: Facts) -> Iter
     # an address is the part of a key behind the wildcards
     addresses = (re.sub(r"^(#\.|(\*\.)+)", "", one.key) for one in bound)
     for gets, other in topology.leaks((*destinations, *addresses)):
-        yield warning("leak", f"destination {gets}", f"also gets delayed messages for {other}")
+        yield warning("differs", f"destination {gets}", f"also gets delayed messages for {other}")
 
 
 _STUCK = "messages stuck in dead-lettering"
@@ -320,7 +334,7 @@ def policies(topology: Topology, top_position: int | None, facts: Facts) -> Iter
     Of an argument and a policy's setting, the smaller number is in force, and of other values the argument.
     """
     if facts.policies is None:
-        yield unknown("policy", "policies", facts.why)
+        yield unknown("differs", "policies", facts.why)
         return
     for name, level in topology.level_names(top_position).items():
         kind = "quorum_queues" if topology.is_quorum else "classic_queues"
@@ -352,8 +366,12 @@ def _on_level(topology: Topology, level: int, setting: str, value: Any) -> tuple
 def _of_policy(resource: str, policy: object, setting: str, value: Any, state: State, effect: str) -> Finding:
     if state is State.DIFFERS:
         argument = f"{setting} by {policy}, which {effect}"
-        return Finding(state=state, resource=resource, argument=argument, found=value, code="policy")
-    return Finding(state=state, resource=resource, found=f"{policy}: {setting} {value!r} {effect}", code="policy")
+        return Finding(state=state, resource=resource, argument=argument, found=value, code="differs", remedy=_NARROW)
+    text = f"{policy}: {setting} {value!r} {effect}"
+    return Finding(state=state, resource=resource, found=text, code="differs", remedy=_NARROW)
+
+
+_NARROW = "narrow the policy's pattern so that it does not match the levels, such as ^(?!delayed[.])"
 
 
 def unroutable(topology: Topology, facts: Facts, count: int | None) -> Iterator[Finding]:
@@ -367,7 +385,12 @@ def unroutable(topology: Topology, facts: Facts, count: int | None) -> Iterator[
     if count is None and not topology.unroutable:
         applied = facts.applied(topology.delivery_exchange, "exchanges")
         if any(policy.definition.get("alternate-exchange") == name for policy in applied):
-            yield Finding(state=State.MISSING, resource=f"queue {name}", code="unroutable")
+            yield Finding(
+                state=State.MISSING,
+                resource=f"queue {name}",
+                code="missing",
+                why="a policy leads messages there that have no destination, so they are lost",
+            )
 
 
 def receivers(topology: Topology, facts: Facts, counts: Mapping[str, int | None]) -> Iterator[Finding]:
@@ -379,7 +402,7 @@ def receivers(topology: Topology, facts: Facts, counts: Mapping[str, int | None]
     :param counts: messages of a queue by AMQP, if known: more up to date than the management API's.
     """
     if facts.queues is None or facts.bindings is None:
-        yield unknown("destination-rejects", "destinations that reject messages when full", facts.why)
+        yield unknown("destination-full", "destinations that reject messages when full", facts.why)
         return
     for name in sorted(_reached(topology, facts) & facts.queues.keys()):
         queue = facts.queues[name]
@@ -415,7 +438,7 @@ def _full(queue: QueueFacts, facts: Facts, count: int | None) -> Iterator[Findin
                 " of all destinations; better let it drop or dead-letter its oldest (overflow drop-head), or have no"
                 " limit"
             )
-            yield warning("destination-rejects", resource, text)
+            yield warning("destination-full", resource, text)
 
 
 def _dead_letters_back(topology: Topology, queue: QueueFacts, facts: Facts) -> Iterator[Finding]:
@@ -424,7 +447,7 @@ def _dead_letters_back(topology: Topology, queue: QueueFacts, facts: Facts) -> I
     # a sender sees an argument of the queue by itself
     if topology.entry == "direct" and exchange == "" and key is None and origin != "an argument":
         yield warning(
-            "destination-dead-letters-back",
+            "differs",
             f"queue {queue.name}",
             f"dead-letters to the default exchange ({origin}): a message that a consumer rejects goes back into a"
             " delay level, again and again; set dead-letter-routing-key in that policy too, or make"
@@ -444,6 +467,6 @@ def warning(code: str, resource: str, text: str) -> Finding:
 
 def coded(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Give a code to each finding that AMQP made."""
-    codes = {State.MISSING: "missing", State.DIFFERS: "argument"}
+    codes = {State.MISSING: "missing", State.DIFFERS: "differs"}
     for finding in findings:
         yield finding if finding.code else replace(finding, code=codes.get(finding.state))

@@ -558,7 +558,7 @@ class Store(DelayStore):
 
         Nothing if all is well. The codes are ``no-dispatcher``, ``dispatcher-fails``, ``connection-fails``,
         ``destination-refuses``, ``destination-missing``, ``lease-too-short``, ``overdue``,
-        ``failed``, ``paused``, ``store-ahead`` and ``clock-difference``.
+        ``failed``, ``paused``, ``version`` and ``clock-difference``.
 
         :raises TopologyError: a table is missing.
         """

@@ -17,7 +17,7 @@ from airflow_delayed.store.dialects import dialect_of
 from airflow_delayed.store.engine import retried
 from airflow_delayed.store.network import limit_reads
 from airflow_delayed.store.schema import Tables, queue_table
-from airflow_delayed.store.version import STORE_AHEAD, record_version, version_difference
+from airflow_delayed.store.version import is_usable, record_version, version_difference
 
 T = TypeVar("T")
 
@@ -113,9 +113,9 @@ def verify(engine: Engine, tables: Tables, queues: Sequence[str] = (), *, conn_i
     """Compare the tables with those of this version; that they are newer is a finding of a store's health."""
 
     def work(connection: Connection) -> TopologyReport:
-        found = _compared(connection, tables, queues, version_difference(connection, tables, conn_id))
-        compared = [one for _, findings in found for one in findings if one.code != STORE_AHEAD]
-        return TopologyReport(tuple(compared))
+        difference = version_difference(connection, tables, conn_id)
+        found = _compared(connection, tables, queues, None if is_usable(difference) else difference)
+        return TopologyReport(tuple(one for _, findings in found for one in findings))
 
     return _read(engine, work)
 
@@ -126,7 +126,7 @@ def _compared(
     """Yield each table (None for the version) and its findings; a table is compared when the caller asks for it."""
     if difference is not None:
         yield None, [difference]
-    if difference is None or difference.code == STORE_AHEAD:
+    if is_usable(difference):
         for table in tables:
             yield table, compare(connection, table)
     for table in _queue_tables(connection, tables, queues):

@@ -18,13 +18,6 @@ from airflow_delayed.errors import TopologyError
 from airflow_delayed.store.dialects import database_time
 from airflow_delayed.store.schema import USABLE_FROM, VERSION, Tables
 
-#: The tables are older than this release, which does not use them.
-OLDER = "store-older"
-#: The tables are newer than this release, which uses them.
-STORE_AHEAD = "store-ahead"
-#: The tables are newer than this release, and not for it.
-NEWER = "store-newer"
-
 
 @dataclass(frozen=True, slots=True)
 class RecordedVersion:
@@ -50,33 +43,38 @@ def version_difference(connection: Connection, tables: Tables, conn_id: str) -> 
     if recorded is None or recorded.number == VERSION:
         return None
     number = recorded.number
-    code = OLDER if number < VERSION else NEWER if recorded.usable_from > VERSION else STORE_AHEAD
-    update_here = "update airflow-provider-delayed here"
-    why, remedy = {
-        OLDER: (
-            "this release does not use older tables",
-            "the changelog says how to bring them to this release; or give this store another table=",
-        ),
-        NEWER: ("this release cannot use these newer tables", f"{update_here}, or give this store another table="),
-        STORE_AHEAD: (None, f"{update_here}; until then all works"),
-    }[code]
+    update_here, other_table = "update airflow-provider-delayed here", "or give this store another table="
+    works = number > VERSION >= recorded.usable_from
+    why = None
+    if works:
+        remedy = f"{update_here}; until then all works"
+    elif number > VERSION:
+        why, remedy = "this release cannot use these newer tables", f"{update_here}, {other_table}"
+    else:
+        why = "this release does not use older tables"
+        remedy = f"the changelog says how to bring them to this release; {other_table}"
     return Finding(
-        state=State.WARNING if code == STORE_AHEAD else State.DIFFERS,
+        state=State.WARNING if works else State.DIFFERS,
         resource=f"table {tables.messages.fullname}",
         argument="version",
         wanted=VERSION,
-        found=f"version {number}, newer than this release's {VERSION}" if code == STORE_AHEAD else number,
-        code=code,
+        found=f"version {number}, newer than this release's {VERSION}" if works else number,
+        code="version",
         why=why,
         remedy=remedy,
     )
+
+
+def is_usable(difference: Finding | None) -> bool:
+    """Whether this release can use tables of that version; None: they are its own."""
+    return difference is None or difference.state is State.WARNING
 
 
 def problem(conn_id: str, report: TopologyReport) -> TopologyError | None:
     """Return the error for a report with problems, or None."""
     if report.ok:
         return None
-    remedies = (finding.remedy for finding in report.problems if finding.code in (OLDER, NEWER))
+    remedies = (finding.remedy for finding in report.problems if finding.code == "version")
     return TopologyError(conn_id, report, next(filter(None, remedies), None))
 
 
@@ -93,7 +91,7 @@ def check_ready(conn_id: str, engine: Engine, tables: Tables) -> None:
             for table in tables
             if not inspector.has_table(table.name, schema=table.schema)
         ]
-    findings = missing if difference is None or difference.code == STORE_AHEAD else [difference]
+    findings = [difference] if difference is not None and not is_usable(difference) else missing
     if error := problem(conn_id, TopologyReport(tuple(findings))):
         raise error from None
 

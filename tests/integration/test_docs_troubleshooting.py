@@ -131,7 +131,7 @@ def test_failed_messages_are_listed_with_the_reason_and_retried(hook: DelayedSto
 @one_store
 def test_tables_of_another_release(store: Store, hook: DelayedStoreHook, run: Run) -> None:
     store.sql(hook, 'UPDATE {s}"delayed_messages_version" SET "Version" = 0')
-    assert "error: connection reminders_db: store-older" in run("Tables of another release")
+    assert "error: connection reminders_db: version" in run("Tables of another release")
 
 
 @one_store

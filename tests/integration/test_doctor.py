@@ -58,7 +58,7 @@ def test_the_cause_of_late_messages_and_what_to_do(store: Store, doctor):
     )
     assert remedy.endswith(f"or: airflow delayed dispatcher --store-conn-id {store.conn_id} --deliver-conn-ids broker")
     # the connection that delivers is examined too
-    assert others[0] == "error: connection broker: not-examined"
+    assert others[0] == "error: connection broker: unreachable"
     assert "What to do: add the connection to Airflow, or correct its name" in others[2]
     assert summary.endswith("Errors: 2, other findings: 0.")
     code, out = doctor("--conn-id", store.conn_id, "-o", "json")
@@ -98,7 +98,7 @@ def test_each_connection_is_examined_whatever_the_others_do(store: Store, connec
     assert "no answer within 8 s" in out
     assert "connection refuses: unreachable" in out
     assert "nothing listens on that host and port" in out
-    assert "connection absent: not-examined" in out
+    assert "connection absent: unreachable" in out
     assert "isn't defined" in out
     assert f"Connections examined: {store.conn_id}, hangs, refuses, absent. Errors: 3" in out
 

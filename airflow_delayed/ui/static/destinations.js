@@ -7,7 +7,7 @@ import { clock, span, time } from "./time.js";
 
 /** What keeps the messages of a destination, by the code of its cause. */
 const WORDS = { "destination-refuses": "refused", "destination-missing": "not there", "connection-fails": "connection fails", unreachable: "unreachable", silent: "no answer",
-  "not-examined": "unknown", "no-dispatcher": "no dispatcher", "dispatcher-fails": "dispatcher fails", overdue: "late" };
+  "no-dispatcher": "no dispatcher", "dispatcher-fails": "dispatcher fails", overdue: "late" };
 /** Causes that begin with the first late message: its lateness stands on the line already. */
 const OF_LATENESS = new Set(["no-dispatcher", "overdue"]);
 const FIRST = 6;

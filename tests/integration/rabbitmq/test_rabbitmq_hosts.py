@@ -103,7 +103,7 @@ def test_the_first_host_that_answers_is_used(
     assert other.taken == 0
     report = both.verify(["orders"])
     assert report.ok
-    assert [finding.resource for finding in report if finding.code == "host-unreachable"] == [f"host {DEAD}"]
+    assert [finding.resource for finding in report if finding.code == "node-down"] == [f"host {DEAD}"]
     assert account(vhost, batch) == {"arrived": 10, "twice": 0, "lost": 0, "early": 0}
 
 
@@ -113,7 +113,7 @@ def test_a_host_that_takes_no_login_is_named(
     one, other = proxies
     other.close()
     report = through(connect, vhost, one, other, management_url="none").verify([])
-    (finding,) = (finding for finding in report if finding.code == "host-unreachable")
+    (finding,) = (finding for finding in report if finding.code == "node-down")
     assert (finding.severity, finding.resource) == ("warning", f"host 127.0.0.1:{other.port}")
     assert finding.found == "no login within 2 s: nothing listens on that host and port"
 

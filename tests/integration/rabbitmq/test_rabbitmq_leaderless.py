@@ -87,10 +87,10 @@ def test_counts_are_unknown_and_the_reason_is_a_finding(hook: RabbitMQDelayHook)
     found = hook.waiting()
     assert (found.messages, found.stuck, found.unroutable, found.missing) == (None, None, None, ())
     assert {level.messages for level in found.levels} == {None}
-    assert [finding.code for finding in found.findings] == ["no-quorum"]
+    assert [finding.code for finding in found.findings] == ["no-leader"]
     report = hook.verify(["orders"])
     assert not report.ok
-    (quorum,) = (finding for finding in report if finding.code == "no-quorum")
+    (quorum,) = (finding for finding in report if finding.code == "no-leader")
     assert quorum.resource.startswith("107 queues (delayed.hex.0000001, ")
     assert [finding.severity for finding in report if finding.code == "node-down"] == ["unknown"]
 
@@ -120,10 +120,10 @@ def test_while_the_management_api_hangs_nothing_is_taken_for_empty(
     found = hook.waiting()
     assert (found.messages, found.stuck, found.unroutable, found.missing) == (None, None, None, ())
     assert "at least" not in str(found)
-    assert [(each.severity, each.code) for each in found.findings] == [("error", "no-answer")]
+    assert [(each.severity, each.code) for each in found.findings] == [("error", "no-leader")]
     report = hook.verify(["orders"])
     assert not report.ok
-    assert [each.code for each in report if each.severity == "error"] == ["no-answer"]
+    assert [each.code for each in report if each.severity == "error"] == ["no-leader"]
     # a send may still succeed
     assert not report.unready
     with vhost.channel() as channel:
@@ -220,9 +220,9 @@ def test_the_page_shows_what_is_unknown_and_names_nodes_to_readers_alone(
     assert len(found["unavailable"]) == 106
     assert {level["messages"] for level in found["levels"]} == {None}
     (finding,) = found["findings"]
-    assert (finding["code"], finding["severity"]) == ("no-quorum", "error")
+    assert (finding["code"], finding["severity"]) == ("no-leader", "error")
     assert "start rabbit@node2, rabbit@node3" in finding["remedy"]
     seen = served_page.get(url, "viewer")
-    assert [each["code"] for each in seen["findings"]] == ["no-quorum"]
+    assert [each["code"] for each in seen["findings"]] == ["no-leader"]
     assert "rabbit@" not in str(seen)
     served_page.pool.close()

@@ -94,7 +94,7 @@ def test_the_nodes_are_shown_to_users_with_the_tag_monitoring(
     vhost.manage("PUT", f"users/{untagged['login']}", {"password": "secret-word", "tags": tag})
     report = RabbitMQDelayHook(connect("tagged", **untagged)).verify(["orders"])
     # feature flags need more rights still, on old brokers
-    unknown = [found for found in report if found.severity != "ok" and found.code != "feature-flag"]
+    unknown = [found for found in report if found.severity != "ok" and found.code != "version"]
     assert [(found.severity, found.code) for found in unknown] == [("unknown", code) for code in codes]
     assert all("the tag monitoring" in str(found) for found in unknown)
 
@@ -110,7 +110,7 @@ def test_arguments_that_could_not_be_compared_are_not_said_to_be_right(
     hook = RabbitMQDelayHook(connect("plain", **untagged))
     assert not hook.verify([]).ok
     vhost.manage("PUT", f"permissions/{{vhost}}/{untagged['login']}", {"configure": "^$", "write": ".*", "read": ".*"})
-    (line,) = findings(hook.verify([]), "argument")
+    (line,) = findings(hook.verify([]), "differs")
     assert line.startswith(
         "arguments of 115 exchanges and queues: unknown: this user may not configure them, and the management API at"
     )
@@ -132,7 +132,7 @@ def test_a_full_destination_is_named_and_what_is_stuck_is_counted(
     hook = using()
     vhost.declare("small", **{"x-max-length": 1, "x-overflow": "reject-publish"})
     hook.install(["small", "orders"], create_destinations=True)
-    (line,) = findings(hook.verify(["orders"]), "destination-rejects")
+    (line,) = findings(hook.verify(["orders"]), "destination-full")
     assert line.startswith("queue small: rejects messages when it is full (max-length 1, an argument)")
 
     # a quorum queue is full when it holds more than its maximum; one by one, for it still takes what is under way then
@@ -169,8 +169,8 @@ def test_what_a_slow_broker_was_not_asked_is_unknown(
     using().install(["orders"], create_destinations=True)
     monkeypatch.setattr("airflow_delayed.rabbitmq.admin._PATIENCE", -1)
     report = using().verify(["orders"])
-    assert [finding.resource for finding in report if finding.code == "slow"] == ["116 exchanges and queues"]
-    assert [finding.severity for finding in report if finding.code == "slow"] == ["unknown"]
+    (slow,) = (each for each in report if each.resource == "116 exchanges and queues")
+    assert (slow.code, slow.severity) == ("node-down", "unknown")
 
 
 def test_what_became_unroutable_is_told(using: Callable[..., RabbitMQDelayHook], vhost: VirtualHost) -> None:
@@ -231,11 +231,11 @@ def test_bindings_that_are_gone_or_wrong(using: Callable[..., RabbitMQDelayHook]
         "binding delayed.hex.last-3 -> delayed.hex.delivery: missing. What to do: TopologyInstallOperator makes it"
         " again; redrive() sends on what became unroutable meanwhile",
     ]
-    (extra,) = findings(report, "binding-extra")
+    key_differs, extra, leak = findings(report, "differs")
+    assert "wanted" in key_differs
     assert extra.startswith("binding delayed.hex.last-2 -> delayed.hex.0000080: with key '#'")
-    (leak,) = findings(report, "leak")
     assert leak.startswith("binding delayed.hex.delivery -> mail: its key '#.mail' is not exact")
-    (unbound,) = findings(report, "destination-unbound")
+    (unbound,) = findings(report, "unroutable")
     assert unbound.startswith("binding delayed.hex.delivery -> orders: missing")
     # those that are missing, an install makes
     hook.install(["orders", "mail"])
@@ -248,7 +248,7 @@ def test_all_bound_destinations_that_leak_are_named(
 ) -> None:
     hook = using("celery")
     hook.install(["Sales", "Acme.Sales"], create_destinations=True)
-    assert findings(hook.verify([]), "leak") == ["destination Sales: also gets delayed messages for Acme.Sales"]
+    assert findings(hook.verify([]), "differs") == ["destination Sales: also gets delayed messages for Acme.Sales"]
 
 
 @pytest.mark.usefixtures("empty_vhost")
@@ -263,14 +263,14 @@ def test_policies_that_change_what_a_level_needs(using: Callable[..., RabbitMQDe
         body = {"pattern": pattern, "definition": definition, "apply-to": "queues"}
         vhost.manage("PUT", f"{sort}/{{vhost}}/{name}", body)
     report = hook.verify(["orders"])
-    lines = findings(report, "policy")
+    *lines, back = sorted(findings(report, "differs"))
     # 300 s is more than the first of them waits
-    assert lines[0] == (
+    assert lines[5] == (
         "queue delayed.hex.0000200 message-ttl by policy 'short', which lets messages go on too early: wanted None,"
-        " found 300000"
+        " found 300000. What to do: narrow the policy's pattern so that it does not match the levels, such as"
+        " ^(?!delayed[.])"
     )
     assert len(lines) == 1 + 5
-    assert all("expires by operator policy 'old'" in line for line in lines[1:])
+    assert all("expires by operator policy 'old'" in line for line in lines[:5])
     assert not report.ok
-    (back,) = findings(report, "destination-dead-letters-back")
     assert back.startswith("queue late: dead-letters to the default exchange (policy 'back')")

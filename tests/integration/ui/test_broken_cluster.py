@@ -73,8 +73,8 @@ def test_a_lost_quorum(cluster: Cluster, vhost: VirtualHost, page: Page) -> None
     _, other, third = cluster.nodes
     other.kill()
     third.kill()
-    reported, found = until(page, {"no-quorum"})
-    (cause,) = (one for one in found["causes"] if one["code"] == "no-quorum")
+    reported, found = until(page, {"no-leader"})
+    (cause,) = (one for one in found["causes"] if one["code"] == "no-leader")
     assert found["status"] == "failing"
     assert "no quorum: half of the members or more do not run" in cause["what"]
     other.start()

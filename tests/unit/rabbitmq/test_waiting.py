@@ -91,7 +91,7 @@ def test_what_waits_in_a_queue_without_a_leader_is_unknown(name: str) -> None:
     found = waiting(DELAYED, NOW, counted(hex_0000008=2), Facts(queues={**listed(), name: queue}))
     unroutable = name == DELAYED.unroutable_queue
     assert (found.unavailable, found.missing, found.messages) == ((name,), (), 2 if unroutable else None)
-    assert [finding.code for finding in found.findings] == ["no-quorum"]
+    assert [finding.code for finding in found.findings] == ["no-leader"]
     assert found.why_unknown == "1 have no leader, or too few members that run"
     assert found.unroutable == (None if unroutable else 0)
     assert (found.levels[5].messages, found.stuck) == ((0, 0) if unroutable else (None, None))
@@ -107,4 +107,4 @@ def test_a_classic_queue_whose_node_is_down_is_not_missing() -> None:
     queue = QueueFacts(name=names[3], state="down", node="rabbit@b")
     found = waiting(NSERVICEBUS_V1, NOW, {**dict.fromkeys(names, 0), names[3]: None}, Facts(queues={queue.name: queue}))
     assert (found.unavailable, found.missing) == ((names[3],), ())
-    assert [(finding.code, finding.remedy) for finding in found.findings] == [("queue-down", "start rabbit@b")]
+    assert [(finding.code, finding.remedy) for finding in found.findings] == [("no-leader", "start rabbit@b")]
