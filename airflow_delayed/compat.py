@@ -128,7 +128,7 @@ def data_interval(dag: Any, logical_date: datetime) -> tuple[datetime, datetime]
 def extra_of(connection: Any) -> dict[str, Any]:
     """Return the extra of Airflow's connection.
 
-    :raises ValueError: it is no JSON object. Airflow takes one that it cannot read for an empty one, and that would be
+    :raises ValueError: it is no JSON object. Airflow takes an unreadable one for an empty one, and that would be
         a connection without TLS.
     """
     extra = connection.extra_dejson
@@ -151,7 +151,7 @@ def stats() -> Any:
 class KeepsTexts:
     """A base before Airflow's own, with which a text stays one in a DAG that renders native types.
 
-    Jinja makes a number of a text that looks like one, and a list or a dictionary of one that looks like these: an id,
+    Jinja makes a number, a list or a dictionary of a text that looks like it: an id,
     a tag or a body would be another. An expression whose value is no text stays what it is.
     """
 

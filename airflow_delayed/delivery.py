@@ -119,7 +119,7 @@ class Delivery(ABC):
 
         Consumes the messages as a stream: memory does not grow with their number.
 
-        :raises SendFailed: some were not confirmed; the error counts those that were and names those that were not.
+        :raises SendFailed: some were not confirmed; the error counts the confirmed ones and names the others.
         :raises DestinationMissing: a destination cannot receive.
         :raises TopologyError: something that the transport itself needs is missing.
         """
@@ -235,7 +235,7 @@ def delivery_for(conn_id: str, clock: Clock | None = None, **options: object) ->
     """Return the hook that serves a connection, chosen by the connection's type.
 
     :param clock: the hook's present; by default this machine's clock.
-    :param options: further keyword arguments of that hook, such as RabbitMQ's ``topology``; one that is None is left
+    :param options: further keyword arguments of that hook, such as RabbitMQ's ``topology``; an option None is left
         out.
     :raises UnsupportedConnection: nothing serves that type.
     :raises UnsupportedOption: that transport has no such option.

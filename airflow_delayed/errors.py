@@ -224,7 +224,7 @@ class RetentionAtRisk(DelayedError):
     def __init__(self, conn_id: str, queue: str, oldest: int, retention: int) -> None:
         super().__init__(
             f"connection {conn_id!r}: a message had been in {queue} for {oldest / 86_400:.1f} days, and SQS forgets it"
-            f" after {retention / 86_400:.1f}. Those that could be sent on were; what could not is named in the log."
+            f" after {retention / 86_400:.1f}. The others were sent on where they could be; the log names the rest."
             " Let a FifoCycleSensor run all the time (schedule='@continuous', max_active_runs=1, not paused), mend what"
             " the log names, and give the queue a MessageRetentionPeriod of 1209600, the longest there is. Then run"
             " this task again"

@@ -222,8 +222,8 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "cacertfile": {
                         "label": "Authorities (file)",
-                        "description": "PEM file of those that may have signed the broker's certificate; empty: the"
-                        " system's.",
+                        "description": "PEM file of the authorities that may have signed the broker's certificate;"
+                        " empty: the system's.",
                         "schema": {"type": ["string", "null"]},
                     },
                     "certfile": {
@@ -273,7 +273,7 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "topology": {
                         "label": "Topology",
-                        "description": "Whose delay levels are used: our own, or those that others share with us.",
+                        "description": "Whose delay levels are used: our own, or levels that others share with us.",
                         "schema": _one_of("delayed", "nservicebus", "nservicebus-v1", "celery"),
                     },
                     "routing": {

@@ -175,7 +175,7 @@ def publish_and_record(
 
     A process that is killed in between publishes them again, with the same ids.
 
-    :return: why the transport could not be reached, if there is a store in front; without one that is raised.
+    :return: why the transport could not be reached, if there is a store in front; without a store it is raised.
     """
     try:
         report.merge(delivery.send(messages))

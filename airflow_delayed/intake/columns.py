@@ -248,7 +248,7 @@ class ColumnRules:
     def check_renamed(self, missing: Collection[str], origin: str, others: Sequence[str] = ()) -> None:
         """Check that the source has all columns that ``columns`` names.
 
-        :param missing: those that no row has.
+        :param missing: ids that no row has.
         :param others: other problems.
         :raises UnsupportedColumns: it lacks some, or there are other problems.
         """
@@ -307,7 +307,7 @@ class ColumnRules:
         return column in self._used
 
     def meanings(self, column: str) -> list[str]:
-        """Return our names of a source's column: none of one that is read for an id alone."""
+        """Return our names of a source's column: none if it is read for an id alone."""
         return [name for name, source in self.names.items() if source == column]
 
     def row_of(self, message: DelayedMessage) -> dict[str, object]:

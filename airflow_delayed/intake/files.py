@@ -119,7 +119,7 @@ def _check_no_table(fs: Any, root: str, found: Mapping[str, Any], shown_as: str)
     kinds = (_table_with(name.removeprefix(root).strip("/").split("/")) for name in found)
     kind = next(filter(None, kinds), None)
     above = root
-    # a partition's folder, or the one that Iceberg puts all of them into
+    # a partition's folder, or Iceberg's folder of all of them
     while kind is None and ("=" in posixpath.basename(above) or posixpath.basename(above) == "data"):
         above = posixpath.dirname(above)
         # what lies above may be forbidden

@@ -68,7 +68,7 @@ class Spool:
             if found:
                 os.utime(path)
         if found:
-            self._log.info("%s does not run again: its rows are those that were spooled before", name)
+            self._log.info("%s does not run again: its rows were spooled before", name)
         else:
             if self._reuse:
                 self._log.warning(
@@ -105,11 +105,11 @@ class Spool:
 
     def _write(self, path: Path, name: str, rows: Iterable[object]) -> None:
         began, count = time.monotonic(), 0
-        aside = path.with_suffix(f".{os.getpid()}.part")
+        part = path.with_suffix(f".{os.getpid()}.part")
         with ExitStack() as closing:
             with self._disk(name):
-                file = closing.enter_context(open(aside, "wb", opener=private))
-            closing.callback(aside.unlink, missing_ok=True)
+                file = closing.enter_context(open(part, "wb", opener=private))
+            closing.callback(part.unlink, missing_ok=True)
             for count, row in enumerate(rows, 1):
                 self._check_count(count)
                 try:
@@ -125,7 +125,7 @@ class Spool:
                 # a crash of the machine must not leave a whole file with half of the rows
                 os.fsync(file.fileno())
                 size = file.tell()
-                os.replace(aside, path)
+                os.replace(part, path)
         took = time.monotonic() - began
         self._log.info("%s gave %s rows, spooled as %s bytes in %.1f s", name, f"{count:,}", f"{size:,}", took)
 

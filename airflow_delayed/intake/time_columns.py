@@ -160,7 +160,7 @@ def _schemas(footer: Mapping[bytes, bytes]) -> list[Schema]:
 
 
 def _read(footer: Mapping[bytes, bytes], key: bytes) -> object:
-    """Return a JSON text of a footer; None if there is none, or none that can be read within the bounds."""
+    """Return a JSON text of a footer; None if there is none, or no readable one within the bounds."""
     data = footer.get(key, b"")
     if len(data) > MAX_SCHEMA:
         return None

@@ -127,7 +127,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     :param on_clear: whether a task that is cleared after it ended means the "same_ids", so that what arrives twice can
         be recognised and a store sends nothing twice, with relative delays counted as before; or "new_ids", another
         send, whose relative delays count from then. Only ids that are made from content can be new. With the same ids a
-        task that had failed half-way goes on when it is cleared, as a retry does; one that had succeeded sends all.
+        task that had failed half-way goes on when it is cleared, as a retry does; a task that had succeeded sends all.
     :param dry_run: check all, send nothing, and log what would go where and when.
 
     Result:

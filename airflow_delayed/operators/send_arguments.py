@@ -482,7 +482,7 @@ def origin_of(context: Context) -> Origin:
 def moment_of(column: str, value: datetime | str | None, timezone: str | None) -> datetime | None:
     """Return a parameter that is a time.
 
-    :param timezone: the IANA name of the zone that a time without an offset is in.
+    :param timezone: the IANA name of the zone of times without an offset.
     :raises InvalidMessage: it is no time, or has neither an offset nor a zone.
     """
     if value is None:

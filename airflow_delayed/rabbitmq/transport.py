@@ -163,7 +163,7 @@ class RabbitMQTransport(Delivery):
         management API also bindings, policies, feature flags, destinations that leak into each other or reject messages
         when full, messages stuck in dead-lettering, queues without a leader or with too few members, and nodes that do
         not run (for a user with the tag monitoring); without it the report has each of these as unknown. Of the
-        connection's hosts, it names those that take no login, unless the broker is one node.
+        connection's hosts, it names hosts that take no login, unless the broker is one node.
 
         :raises LimitExceeded: ``max_delay`` or a destination's name is beyond the limits.
         :raises TransportUnavailable: the broker cannot be reached or refuses the user.

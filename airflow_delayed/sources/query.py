@@ -130,7 +130,7 @@ class _Query:
 
 
 def _plain(value: Any) -> Any:
-    """Return a driver's value as one that a message takes."""
+    """Return a driver's value in a type that a message takes."""
     if isinstance(value, memoryview):
         return bytes(value)
     return str(value) if isinstance(value, UUID) else value

@@ -64,7 +64,7 @@ class DelayedDataSource(DataSource):
     - ``envelope``: SQS's, in place of what the connection says.
     - ``batch_rows``: messages given to the transport at a time (5000); ``window``: RabbitMQ's unconfirmed messages
       (1000); ``connections``: how many tasks of an executor may send at a time, by default all that it runs.
-    - ``connections_file``: a JSON file of connections by name on every machine, or the bare name of one that
+    - ``connections_file``: a JSON file of connections by name on every machine, or the bare name of a file that
       spark-submit distributes (``--files``).
     - ``headers_file``: the JSON object of ``headers`` in such a file, whose values Spark does not show.
     - ``attempts``: a folder that executors and the driver share, in which attempts note what they have sent, so that

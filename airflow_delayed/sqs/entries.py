@@ -107,7 +107,7 @@ def due_text(due_at: datetime) -> str:
 
 
 def due_of(attributes: Mapping[str, Any]) -> datetime | None:
-    """Return the due time in a message's attributes, or None if they have none that can be read."""
+    """Return the due time in a message's attributes, or None if they have no readable one."""
     try:
         return parse_moment(DUE_AT, attributes[DUE_AT]["StringValue"])
     except (KeyError, InvalidMessage):
@@ -193,9 +193,7 @@ def _with_due(headers: Mapping[str, str], message: DelayedMessage) -> dict[str, 
 def _check_own(headers: Mapping[str, str]) -> None:
     for name in headers:
         if name.startswith(OWN):
-            raise LimitExceeded(
-                "headers", f"the name {short(name)} is one that the transport sets itself; leave it out"
-            )
+            raise LimitExceeded("headers", f"the name {short(name)} is set by the transport itself; leave it out")
 
 
 def _check_headers(headers: Mapping[str, str]) -> None:
@@ -373,7 +371,7 @@ def looks_wrapped(text: str) -> bool:
 def text_headers(found: object) -> dict[str, str]:
     """Return headers that were read from JSON as text by text; a null is left out, as NServiceBus does.
 
-    :raises InvalidMessage: they are no JSON object, or a value is none that has one text.
+    :raises InvalidMessage: they are no JSON object, or a value has no single text.
     """
     if not isinstance(found, dict):
         raise InvalidMessage("headers", f"must be a JSON object, not {type(found).__name__}")

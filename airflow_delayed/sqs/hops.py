@@ -127,7 +127,7 @@ def _endpoints_due_us(message: MessageTypeDef, rounded_ms: int) -> int | None:
 
 
 def delay_of(message: MessageTypeDef) -> int | None:
-    """Return the delay in a message's attribute, or None if it has none that can be read."""
+    """Return the delay in a message's attribute, or None if it has no readable one."""
     try:
         text = message["MessageAttributes"][DELAY_SECONDS]["StringValue"]
     except KeyError:

@@ -16,7 +16,7 @@ ERROR_SUFFIX = "-error"
 FIFO = ".fifo"
 #: Longest name of a queue, in UTF-16 units as NServiceBus counts; for ASCII these are characters.
 MAX_NAME = 80
-#: Seconds: the longest delay of a message or a queue, and the one that every delay queue has.
+#: Seconds: the longest delay of a message or a queue; every delay queue has it.
 MAX_DELAY = 900
 #: Seconds: a delay queue is made with 14 days, the most there is, so that a pause of its sensor loses nothing.
 DELAY_RETENTION = 1_209_600

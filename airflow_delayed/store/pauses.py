@@ -244,7 +244,7 @@ def check_selection(selection: PauseArgs) -> FilterArgs:
 def begin(
     engine: Engine, tables: Tables, wanted: MessageFilter, *, who: str, because: str | None, dry_run: bool
 ) -> Pause:
-    """Begin a pause, record that in the audit, and return it; one that is there already stays as it is.
+    """Begin a pause, record that in the audit, and return it; an existing pause stays as it is.
 
     :raises ValueError: there are too many.
     """

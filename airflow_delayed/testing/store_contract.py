@@ -75,7 +75,7 @@ class StoreContract(ABC):
         assert store.next_due() is None
 
     def test_it_refuses_a_consistency_that_it_cannot_keep(self) -> None:
-        """One that does not exist, and exactly_once unless it says that it can."""
+        """A destination that does not exist, and exactly_once unless the store says that it can."""
         assert _refuses(self.make_store(), "maybe_once")
         assert _refuses(self.make_store(), "exactly_once") is not self.keeps_exactly_once
 

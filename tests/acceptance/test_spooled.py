@@ -33,7 +33,7 @@ def test_a_retry_sends_the_rows_of_the_try_whose_worker_was_killed(world: World,
         summary = live.result(DAG, run_id, task)
         assert (summary["sent"], summary["duplicates"]) == (ROWS, 0)
         assert summary["earlier_tries"] > 0
-        assert "does not run again: its rows are those that were spooled before" in live.log(DAG, run_id, task)
+        assert "does not run again: its rows were spooled before" in live.log(DAG, run_id, task)
     assert (tmp_path / "runs").read_text() == f"{DAG}\n"
     arrived = Counter(taken(world))
     kinds = Counter(body.partition(b" ")[0] for _, body in arrived)

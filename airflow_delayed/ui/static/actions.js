@@ -38,7 +38,7 @@ export async function act(name, store, path, selection, now) {
           work = carry(content, `${path}/${name}`, { ...selection, ...more, due_at: would.due_at ?? undefined, delay_seconds: undefined }, would, close, { name, store, selection });
         }, selection, commandOf(name, store, { ...selection.filter, overdue_ok: more.overdue_ok, due_at: would.due_at })), overdue > 0 && h("p", { class: "notice warn" }, `${count(overdue, "message is", "messages are")} overdue by now, and would be dispatched at once. `,
           h("button", { type: "button", onclick: () => ask({ ...more, overdue_ok: true }) }, "Take the overdue back too…")));
-        // not the one that does it: who holds a key down has not read the question
+        // not the button that acts: who holds a key down has not read the question
         content.querySelector("footer button").focus();
       } catch (fault) {
         show(content, failed(fault));

@@ -103,7 +103,7 @@ function headers({ headers: given, message }) {
   ];
 }
 
-/** A JSON text with a line for each value; any other text, and one that would read differently afterwards, as it is. */
+/** A JSON text with a line for each value; any other text, and a JSON text that would read differently afterwards, as it is. */
 function indented(text) {
   try {
     const pretty = JSON.stringify(JSON.parse(text), null, 2);

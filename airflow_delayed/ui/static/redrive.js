@@ -36,7 +36,7 @@ function ask(content, close, path, kind, reload, found) {
     choices.length > 0 && h("fieldset", {}, h("legend", {}, "Send to"), choices.map(({ line }) => line)),
     stayed(found.remaining),
     h("footer", {}, h("button", { type: "button", onclick: close }, "Leave them"), button));
-  // not the one that moves them: Enter alone moves nothing
+  // not the button that moves them: Enter alone moves nothing
   content.querySelector("footer button").focus();
 }
 
