@@ -182,26 +182,6 @@ def test_stale_rows_can_be_skipped_or_sent(run, log):
     assert run.execute(messages=past(), past_due="send")["sent"] == 3
 
 
-def test_retry_never_refuses_its_own_rows(run):
-    soon = [{"value": "x", "due_at": NOW + timedelta(minutes=1)}]
-    run.transport.fail_after = 0
-    with pytest.raises(SendFailed):
-        run.execute(messages=soon)
-    run.transport.fail_after = None
-    run.now += timedelta(hours=30)
-    assert run.execute(messages=soon)["sent"] == 1
-
-
-def test_task_that_is_cleared_long_after_it_succeeded_fires_nothing_stale(run):
-    soon = [{"value": "x", "due_at": NOW + timedelta(minutes=1)}]
-    run.execute(messages=soon)
-    run.now += timedelta(days=30)
-    run.clear()
-    with pytest.raises(AirflowFailException, match="were due more than"):
-        run.execute(messages=soon)
-    assert len(run.transport.sent) == 1
-
-
 def test_task_that_was_refused_and_is_cleared_days_later_fires_nothing_stale(run):
     with pytest.raises(AirflowFailException):
         run.execute(messages=[{"value": "x", "due_at": NOW + timedelta(hours=5)}, {"value": "x", "due_at": "soon"}])

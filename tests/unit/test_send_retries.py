@@ -97,24 +97,6 @@ def test_a_worker_that_shuts_down_ends_after_its_batch_and_the_retry_sends_the_r
     assert (len(set(run.ids())), twice(run)) == (100, 0)
 
 
-def test_each_try_begins_where_the_last_one_ended(run):
-    for after in (15, 38, 61):
-        killed(run, after, messages=rows(100))
-    summary = run.execute(messages=rows(100))
-    assert (summary["sent"], summary["earlier_tries"], len(set(run.ids()))) == (100, 50, 100)
-    # 15 were sent and 10 confirmed, then 23 more and 20 confirmed, and so on
-    assert twice(run) == 5 + 3 + 3
-
-
-def test_a_send_that_fails_half_way_goes_on_likewise(run):
-    run.transport.fail_after = 25
-    with pytest.raises(SendFailed):
-        run.execute(messages=rows(100))
-    run.transport.fail_after = None
-    assert run.execute(messages=rows(100))["earlier_tries"] == 20
-    assert (len(set(run.ids())), twice(run)) == (100, 5)
-
-
 def test_what_is_in_the_store_is_not_stored_again(run):
     mixed = [{"value": str(number), "delay_seconds": 3600 if number % 3 else 60} for number in range(90)]
     parameters = {"messages": mixed, "store_conn_id": "store"}
@@ -255,19 +237,6 @@ def test_rows_that_were_skipped_as_stale_are_sent_when_that_is_asked_for(run, ch
     assert len({message.body for message in run.transport.sent}) == 50
 
 
-def test_the_event_tells_of_all_tries(run):
-    asset = Asset("reminders")
-    parameters = {"messages": [*rows(30), *rows(20, destination="sms")], "outlets": [asset]}
-    run.transport.destinations.add("sms")
-    killed(run, 35, **parameters)
-    events = OutletEventAccessors()
-    run.task(**parameters).execute({**run.context, "outlet_events": events})
-    extra = events[asset].extra
-    assert (extra["sent"], extra["earlier_tries"]) == (50, 30)
-    assert "message_ids" not in extra
-    assert extra["destinations"] == {"mail": 30, "sms": 20}
-
-
 def test_an_event_names_the_destinations_with_the_most_messages_and_counts_the_others(run):
     """Of earlier tries, of this one, and of what is stored."""
     asset, names = Asset("reminders"), [f"q{number:03}" for number in range(120)]
@@ -287,6 +256,7 @@ def test_an_event_names_the_destinations_with_the_most_messages_and_counts_the_o
     events = OutletEventAccessors()
     run.task(**parameters).execute({**run.context, "outlet_events": events})
     extra = events[asset].extra
+    assert "message_ids" not in extra
     named = extra["destinations"]
     assert {name: named[name] for name in list(named)[:4]} == {"q000": 16, "first": 13, "q119": 2, "q001": 1}
     assert (list(named)[:3], len(named)) == (["q000", "first", "q119"], 100)
@@ -323,42 +293,6 @@ def test_a_mark_that_airflow_does_not_take_fails_nothing(run, log):
     run.states = Away()
     assert run.execute(messages=rows(25))["sent"] == 25
     assert "did not keep that 10 rows are confirmed" in log.text
-
-
-@pytest.mark.parametrize(
-    "state", [None, 7, "x", [], {}, {"rows": 5}, {"fingerprint": 5}, {"fingerprint": "x", "rows": "5"}]
-)
-def test_what_is_no_mark_is_none(run, state):
-    killed(run, 15, messages=rows(25))
-    [key] = [key for key in run.states if "checkpoint" in key]
-    run.states[key] = state
-    assert run.execute(messages=rows(25))["earlier_tries"] == 0
-    assert (len(set(run.ids())), twice(run)) == (25, 15)
-
-
-@pytest.mark.parametrize(
-    ("change", "earlier"),
-    [
-        (dict, 15),
-        (lambda mark: {**mark, "of_later": 1}, 15),
-        # the rows count, and no message is known of them
-        (lambda mark: {name: mark[name] for name in ("fingerprint", "rows")}, 0),
-    ],
-    ids=["as it was", "of a later release", "of an earlier release"],
-)
-def test_a_mark_may_grow(run, change, earlier):
-    mixed = [{"value": str(number), "delay_seconds": 3600 if number % 3 == 1 else 60} for number in range(30)]
-    parameters = {"messages": mixed, "store_conn_id": "store"}
-    killed(run, 11, **parameters)
-    [key] = [key for key in run.states if "checkpoint" in key]
-    mark = json.loads(json.dumps(run.states[key]))
-    assert (mark["rows"], mark["sent"], mark["stored"]) == (15, 10, 5)
-    run.states[key] = change(mark)
-    before = len(run.transport.sent) + len(run.store.sent)
-    summary = run.execute(**parameters)
-    # the rows up to the mark are not sent again
-    assert len(run.transport.sent) + len(run.store.sent) - before == 15
-    assert (summary["earlier_tries"], summary["sent"] + summary["stored"]) == (earlier, earlier + 15)
 
 
 def test_what_is_kept_between_tries_shows_no_body(run):

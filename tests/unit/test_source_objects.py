@@ -165,21 +165,6 @@ def test_columns_of_another_name(run, database, spools):
 
 
 @pytest.mark.parametrize(
-    ("columns", "says"),
-    [
-        ({**RENAMED, "tag": "custmer"}, r"no column custmer \(tag\), which columns= names"),
-        (None, "unknown columns due, id, text .* pass columns="),
-    ],
-)
-def test_a_query_without_a_column_that_is_named_is_an_error_before_anything_is_sent(
-    run, database, spools, columns, says
-):
-    with pytest.raises(AirflowFailException, match=says):
-        run.execute(source=SqlSource("SELECT * FROM orders", "shop", columns=columns))
-    assert run.bodies() == []
-
-
-@pytest.mark.parametrize(
     "source", [ParquetSource, JsonLinesSource, lambda path, **more: SqlSource(path, "shop", **more)]
 )
 def test_what_is_no_column_of_a_message_is_an_error_when_the_dag_is_parsed(source):
@@ -259,15 +244,6 @@ def test_ids_are_those_of_the_same_rows_in_a_list_and_in_a_file(run, database, t
         assert run.ids() == listed
 
 
-def test_an_object_has_its_own_options(tmp_path, run):
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows" / "part.jsonl").write_text(lines(("x", 5)))
-    with pytest.raises(AirflowFailException, match="_SUCCESS"):
-        run.execute(source=JsonLinesSource(str(tmp_path / "rows")))
-    run.execute(source=JsonLinesSource(str(tmp_path / "rows"), require_success=False))
-    assert run.bodies() == ["x"]
-
-
 def test_rejects_do_not_lie_in_the_source(tmp_path, run):
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "part.jsonl").write_text(lines(("x", "five"), ("y", 5)))
@@ -322,12 +298,6 @@ def test_only_the_query_may_be_a_file(run, database, tmp_path):
     made.execute(run.context)
     (message,) = run.transport.sent
     assert (message.message_id, message.destination, message.tag) == ("order-2", "mail.sql", "report.sql")
-
-
-def test_a_body_that_ends_in_sql_is_no_file(run):
-    operator = run.task(messages=[{"value": "run late.sql", "delay_seconds": 1}])
-    rendered(operator, context_of(run)).execute({**run.context, "try_number": 1})
-    assert run.bodies() == ["run late.sql"]
 
 
 def test_another_tasks_result_in_a_source_comes_first_and_is_used(run, database):

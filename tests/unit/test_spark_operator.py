@@ -293,11 +293,6 @@ def test_the_event_and_the_empty(run) -> None:
         run(summary=empty, on_empty="skip")
 
 
-def test_no_manifest(run) -> None:
-    with pytest.raises(DelayedError, match=r"its counts are not at .*give manifest= a URL that both can open"):
-        run(summary=None)
-
-
 def test_what_cannot_be_seen_from_here_is_no_error(run, broker, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     def away(destinations, max_delay=None):
         raise TransportUnavailable("connection 'broker': no route")

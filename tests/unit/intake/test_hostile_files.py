@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from datetime import datetime
 from random import Random
 
@@ -19,7 +17,7 @@ import pytest
 from support.lengths import length
 
 from airflow_delayed.errors import InputError, SourceError, UnsupportedColumns
-from airflow_delayed.intake.columns import MAX_COLUMNS, ColumnRules, RowRules, check_names
+from airflow_delayed.intake.columns import MAX_COLUMNS, ColumnRules, RowRules
 from airflow_delayed.intake.rows import Problem, RowReader
 from airflow_delayed.intake.sources import Rejects, open_source
 from airflow_delayed.message import UTC
@@ -123,30 +121,6 @@ def test_as_many_columns_as_are_read_and_one_more(tmp_path):
             assert count(source(tmp_path / "rows.parquet"), ignoring) == 1
 
 
-def took(work):
-    """Return the CPU time of the best of three."""
-    best = []
-    for _ in range(3):
-        began = time.process_time()
-        work()
-        best.append(time.process_time() - began)
-    return min(best)
-
-
-def test_the_time_for_names_grows_with_their_number():
-    few, many = ([f"c{number}" for number in range(size)] for size in (1000, 10_000))
-    # 100 times if each is compared with each
-    assert took(lambda: check_names(many, "rows")) < 40 * took(lambda: check_names(few, "rows"))
-
-
-def test_a_name_twice_among_many(tmp_path):
-    path = tmp_path / "rows.parquet"
-    names = ["value", "destination", "delay_seconds", "value"]
-    pq.write_table(pa.table([["a"], ["q"], [1], ["b"]], names), path)
-    with pytest.raises(UnsupportedColumns, match=r"rows\.parquet has more than one column value; rename one"):
-        count(source(path))
-
-
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_blank_lines_without_end_are_refused_early(tmp_path, ending):
     path = tmp_path / f"rows.jsonl{ending}"
@@ -164,35 +138,6 @@ def test_blank_lines_without_end_are_refused_early(tmp_path, ending):
         count(written(" \n" * 3_000_000 + row))
 
 
-def in_time(work):
-    """Run it in a thread, which a pipe without a writer would hold up for ever."""
-    problems = []
-
-    def run():
-        try:
-            work()
-        except SourceError as error:
-            problems.append(str(error))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive(), "it waits for a writer"
-    return problems
-
-
-@pytest.mark.parametrize("later", [True, False])
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_nor_is_one_that_is_a_source_itself_or_takes_its_place(tmp_path, ending, later):
-    path = tmp_path / f"rows.{ending}"
-    path.touch()
-    found = source(path) if later else None
-    path.unlink()
-    os.mkfifo(path)
-    [problem] = in_time(lambda: count(found or source(path)))
-    assert "is no file with content" in problem
-
-
 @pytest.mark.parametrize("first", ["[" * 100_000, '{"rejected": {"run": ' + "[" * 900 + "]" * 900 + "}}", "[1]", '"a"'])
 def test_a_hostile_file_in_the_place_of_rejects_is_an_error_of_the_input(tmp_path, first):
     path = tmp_path / "rejects.jsonl"
@@ -204,25 +149,6 @@ def test_a_hostile_file_in_the_place_of_rejects_is_an_error_of_the_input(tmp_pat
     with pytest.raises(InputError, match="is there already and holds no rejected rows"):
         Rejects(LOCAL, str(path), "run-1")
     assert path.read_text() == first + "\n"
-
-
-def test_a_first_line_without_end_is_not_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("airflow_delayed.intake.sources._MAX_REJECTED", 1000)
-    path = tmp_path / "rejects.jsonl"
-    path.write_text(json.dumps({"value": "x" * 1000, "rejected": {"run": "run-1"}}))
-    with pytest.raises(InputError, match="its first line has more than 1,000 bytes; give rejects= a path of its own"):
-        Rejects(LOCAL, str(path), "run-1")
-
-
-def test_a_run_with_a_long_name_keeps_its_rows_in_a_file_of_its_own(tmp_path):
-    kept = []
-    for run in ("a" * 700, "a" * 699 + "b", "last"):
-        with Rejects(LOCAL, str(tmp_path / "rejects.jsonl"), run) as rejects:
-            rejects.add(PROBLEM)
-        kept.append(rejects.moved_to)
-    assert kept[0] is None
-    assert len({*kept}) == 3
-    assert len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.fixture
@@ -266,13 +192,6 @@ def test_links_of_the_machine_and_of_the_tasks_own_user_are_followed(tmp_path, o
     assert (public / "real" / "rejects.jsonl").exists()
 
 
-def test_links_in_a_circle_are_refused(tmp_path):
-    (tmp_path / "a").symlink_to(tmp_path / "b")
-    (tmp_path / "b").symlink_to(tmp_path / "a")
-    with pytest.raises(InputError, match="leads through"):
-        Rejects(LOCAL, str(tmp_path / "a" / "rejects.jsonl"), "run-1")
-
-
 def damaged(chance, data):
     """Return bytes of which some are other ones, are there twice, or are not there."""
     data = bytearray(data)
@@ -311,15 +230,6 @@ def footer_of(path):
 
 def write_footer(path, before, footer):
     path.write_bytes(before + footer + len(footer).to_bytes(4, "little") + b"PAR1")
-
-
-def varint(number):
-    """Return a whole number as Thrift writes it."""
-    number <<= 1
-    data = b""
-    while number > 127:
-        data, number = data + bytes([number & 127 | 128]), number >> 7
-    return data + bytes([number])
 
 
 def test_a_footer_that_contradicts_itself_ends_no_process(tmp_path):

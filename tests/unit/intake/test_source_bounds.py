@@ -213,11 +213,6 @@ def test_a_value_of_parquet_that_unpacks_to_far_more_than_its_size_is_refused(tm
     assert count(source(tmp_path), ColumnRules(columns={})) == (1, [])
 
 
-def test_short_rows_of_parquet_come_in_large_batches(tmp_path):
-    parquet(tmp_path / "rows.parquet", [f"text {number}" for number in range(100_000)])
-    assert max(batch.size for batch in source(tmp_path).batches(ColumnRules())) == 8192
-
-
 def test_headers_that_rows_share_do_not_multiply(tmp_path):
     names, values = shared("h", 0, 5000), shared("x" * 100_000, 0, 5000)
     headers = pa.MapArray.from_arrays(pa.array(range(5001), pa.int32()), names, values)
@@ -244,15 +239,6 @@ def test_a_long_value_that_equals_the_one_before_does_not_multiply(tmp_path):
         if found > 420:
             break
     assert found > 420
-
-
-def test_short_values_of_that_encoding_come_in_large_batches(tmp_path):
-    values = [f"text {number}" for number in range(20_000)]
-    parquet(tmp_path / "rows.parquet", values, **DELTA)
-    batches = list(source(tmp_path).batches(ColumnRules()))
-    assert max(batch.size for batch in batches) > 7000
-    assert [value for batch in batches for value in batch.values("value")] == values
-    assert [batch.first_row for batch in batches[1:]] == [batch.first_row + batch.size for batch in batches[:-1]]
 
 
 def with_headers(path, counts):
@@ -291,13 +277,6 @@ def test_more_headers_than_a_file_of_its_size_may_have_are_refused_before_they_a
     with pytest.raises(SourceError, match=r"one row group of .* bytes has 2,000,008 headers"):
         count(source(tmp_path))
     assert pool.bytes_allocated() - before < 5 * MB
-
-
-def test_rows_of_many_headers_come_in_small_batches(tmp_path):
-    with_headers(tmp_path / "rows.parquet", [5000] * 300)
-    batches = list(source(tmp_path).batches(ColumnRules()))
-    assert len(batches) > 1
-    assert sum(batch.size for batch in batches) == 300
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import lzma
-import random
 import re
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -204,14 +202,6 @@ def test_missing_source_says_so(tmp_path):
         source(tmp_path / "nothing")
 
 
-def test_torn_parquet_file_is_an_error(tmp_path):
-    folder = spark_folder(tmp_path, table())
-    part = folder / "part-00000.snappy.parquet"
-    part.write_bytes(part.read_bytes()[:-20])
-    with pytest.raises(SourceError, match="part-00000"):
-        messages(source(folder))
-
-
 def test_row_is_numbered_within_its_file(tmp_path):
     folder = spark_folder(tmp_path, table())
     pq.write_table(table(value=pa.array(["a", None])), folder / "part-00001.parquet")
@@ -355,11 +345,6 @@ def test_file_that_is_named_is_read_whatever_its_name(tmp_path):
     assert len(messages(source(tmp_path / "_rows.parquet"))) == 2
 
 
-def test_empty_path_is_refused():
-    with pytest.raises(SourceError, match="empty"):
-        source("")
-
-
 def test_sparks_own_timestamps_do_not_wrap_around(tmp_path):
     due_at = pa.array([datetime(2300, 1, 1), datetime(2026, 1, 1)], pa.timestamp("us"))
     folder = tmp_path / "out"
@@ -373,60 +358,6 @@ def test_time_out_of_range_is_a_problem_of_its_row(tmp_path):
     due_at = pa.array([400_000_000_000_000_000, 0], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     bad, good = messages(source(spark_folder(tmp_path, table(due_at=due_at))))
     assert (bad.column, good.body) == ("due_at", b"b")
-
-
-def test_zone_that_nobody_knows_does_not_matter(tmp_path):
-    due_at = pa.array([0, 1], pa.timestamp("us", tz="Mars/Olympus"))
-    assert len(messages(source(spark_folder(tmp_path, table(due_at=due_at))))) == 2
-
-
-def test_large_file_is_read_in_batches(tmp_path):
-    count = 20_000
-    many = pa.table(
-        {
-            "value": pa.array([str(number) for number in range(count)]),
-            "delay_seconds": pa.array([1] * count),
-            "destination": pa.array(["q"] * count),
-        }
-    )
-    found = source(spark_folder(tmp_path, many))
-    batches = list(found.batches(NONE_GIVEN))
-    assert max(batch.size for batch in batches) < count / 2
-    assert [batch.first_row for batch in batches][:2] == [1, batches[0].size + 1]
-    assert sum(batch.size for batch in batches) == count
-
-
-class Handle(io.FileIO):
-    """Counts the bytes that were read."""
-
-    taken = 0
-
-    def read(self, size=-1):
-        data = super().read(size)
-        self.taken += len(data)
-        return data
-
-
-def test_row_groups_are_read_one_after_the_other(tmp_path):
-    noise = random.Random(1)
-    many = pa.table(
-        {
-            "value": pa.array([noise.randbytes(1000) for _ in range(400)]),
-            "delay_seconds": pa.array([1] * 400),
-            "destination": pa.array(["q"] * 400),
-        }
-    )
-    pq.write_table(many, tmp_path / "rows.parquet", row_group_size=100)
-    fs = fsspec.implementations.local.LocalFileSystem(use_listings_cache=False, skip_instance_cache=True)
-    handle = Handle(tmp_path / "rows.parquet")
-    # a file of this machine is opened without fsspec
-    fs.protocol = "counted"
-    fs.open = lambda *_: handle
-    batches = open_source(fs, str(tmp_path / "rows.parquet"), shown_as="rows").batches(NONE_GIVEN)
-    next(batches)
-    assert handle.taken < 250_000
-    assert sum(batch.size for batch in batches) == 300
-    assert handle.taken > 400_000
 
 
 @pytest.mark.parametrize(

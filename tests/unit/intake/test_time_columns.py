@@ -76,10 +76,6 @@ def old_writer(path, footer):
     return without_logical_type(write(path, footer, int96=False, due_at=due_at))
 
 
-def test_versions_are_there():
-    assert [version.rpartition(".")[0] for version in VERSIONS] == ["3.5", "4.0", "4.1", "4.2"]
-
-
 @pytest.mark.parametrize("timezone", [None, "America/New_York"])
 @pytest.mark.parametrize("kind", ["default", "micros"])
 @pytest.mark.parametrize("version", VERSIONS)
@@ -110,13 +106,6 @@ def test_wall_clocks_are_read_in_the_zone_that_is_named_and_the_log_names_it(run
     assert moved.count(timedelta(0)) == len(MOMENTS) - 4
     assert moved.count(timedelta(hours=1)) == 4
     assert "column due_at has no time zone (timestamp_ntz in Spark's schema): it is read in Europe/Berlin" in log.text
-
-
-def test_a_wall_clock_in_utc_is_read_there_and_the_log_names_it(run, log, tmp_path):
-    path = write(tmp_path / "a.parquet", {SPARK: schema(due_at="timestamp_ntz")}, int96=False)
-    [message] = at_once(run, path, timezone="UTC")
-    assert message.due_at == WALL_CLOCK.replace(tzinfo=UTC)
-    assert "it is read in UTC" in log.text
 
 
 def test_the_zone_of_a_row_is_for_wall_clocks_alone(run, tmp_path):
@@ -337,16 +326,6 @@ def test_a_schema_is_read_up_to_its_bound(run, tmp_path, more, read):
         assert len(at_once(run, path)) == 1
     else:
         assert "no schema of Spark" in refusal(run, path)
-
-
-def test_a_schema_beyond_its_bound_is_not_even_decoded(run, tmp_path, monkeypatch):
-    lengths = []
-    loads = json.loads
-    monkeypatch.setattr(time_columns.json, "loads", lambda text: (lengths.append(len(text)), loads(text))[1])
-    footer = dict.fromkeys((SPARK, "iceberg.schema", "pandas"), "[[]," * time_columns.MAX_SCHEMA)
-    monkeypatch.setattr(parquet, "MAX_FOOTER", 1 << 30)
-    refusal(run, write(tmp_path / "a.parquet", footer))
-    assert max(lengths, default=0) < 1000
 
 
 def test_a_footer_that_is_too_long_is_not_read(run, tmp_path, monkeypatch):

@@ -150,76 +150,29 @@ def test_leaks(names: list[str], leaks: set[tuple[str, str]]) -> None:
     assert DELAYED.leaks(names) == ()
 
 
+QUORUM = {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+LAZY = {"x-queue-mode": "lazy"}
+
+
 @pytest.mark.parametrize(
-    "topology, level, arguments",
+    "topology, level, kind, milliseconds, next_exchange",
     [
         # NServiceBus.RabbitMQ, DelayInfrastructure.cs
-        (
-            "nservicebus",
-            27,
-            {
-                "x-queue-type": "quorum",
-                "x-dead-letter-strategy": "at-least-once",
-                "x-overflow": "reject-publish",
-                "x-message-ttl": 134_217_728_000,
-                "x-dead-letter-exchange": "nsb.v2.delay-level-26",
-            },
-        ),
-        (
-            "nservicebus",
-            0,
-            {
-                "x-queue-type": "quorum",
-                "x-dead-letter-strategy": "at-least-once",
-                "x-overflow": "reject-publish",
-                "x-message-ttl": 1000,
-                "x-dead-letter-exchange": "nsb.v2.delay-delivery",
-            },
-        ),
+        ("nservicebus", 27, QUORUM, 134_217_728_000, "nsb.v2.delay-level-26"),
+        ("nservicebus", 0, QUORUM, 1000, "nsb.v2.delay-delivery"),
         # the same at tag 6.1.6
-        (
-            "nservicebus-v1",
-            1,
-            {"x-queue-mode": "lazy", "x-message-ttl": 2000, "x-dead-letter-exchange": "nsb.delay-level-00"},
-        ),
-        (
-            "delayed",
-            0,
-            {
-                "x-queue-type": "quorum",
-                "x-dead-letter-strategy": "at-least-once",
-                "x-overflow": "reject-publish",
-                "x-message-ttl": 1000,
-                "x-dead-letter-exchange": "delayed.hex.delivery",
-            },
-        ),
+        ("nservicebus-v1", 1, LAZY, 2000, "nsb.delay-level-00"),
+        ("delayed", 0, QUORUM, 1000, "delayed.hex.delivery"),
         # f00 seconds: the last of its position
-        (
-            "delayed",
-            44,
-            {
-                "x-queue-type": "quorum",
-                "x-dead-letter-strategy": "at-least-once",
-                "x-overflow": "reject-publish",
-                "x-message-ttl": 3_840_000,
-                "x-dead-letter-exchange": "delayed.hex.last-2",
-            },
-        ),
+        ("delayed", 44, QUORUM, 3_840_000, "delayed.hex.last-2"),
         # kombu, native_delayed_delivery.py
-        (
-            "celery",
-            10,
-            {
-                "x-queue-type": "quorum",
-                "x-dead-letter-strategy": "at-least-once",
-                "x-overflow": "reject-publish",
-                "x-message-ttl": 1_024_000,
-                "x-dead-letter-exchange": "celery_delayed_9",
-            },
-        ),
+        ("celery", 10, QUORUM, 1_024_000, "celery_delayed_9"),
     ],
 )
-def test_queue_arguments(topology: str, level: int, arguments: dict[str, object]) -> None:
+def test_queue_arguments(
+    topology: str, level: int, kind: dict[str, object], milliseconds: int, next_exchange: str
+) -> None:
+    arguments = {**kind, "x-message-ttl": milliseconds, "x-dead-letter-exchange": next_exchange}
     assert topology_of(topology).queue_arguments(level) == arguments
 
 
