@@ -65,24 +65,6 @@ def test_install_makes_no_destination_unless_told(world: World):
     assert world.url_of(world.fifo)
 
 
-def test_what_differs_is_named_and_left_alone(world: World):
-    dead = world.client.create_queue(QueueName=f"{world.queue}-dead.fifo", Attributes={"FifoQueue": "true"})
-    dead_arn = world.client.get_queue_attributes(QueueUrl=dead["QueueUrl"], AttributeNames=["QueueArn"])["Attributes"]
-    policy = json.dumps({"deadLetterTargetArn": dead_arn["QueueArn"], "maxReceiveCount": 3})
-    wrong = {"FifoQueue": "true", "DelaySeconds": "10", "MessageRetentionPeriod": "600", "RedrivePolicy": policy}
-    world.client.create_queue(QueueName=world.fifo, Attributes=wrong)
-    with pytest.raises(TopologyError, match="DelaySeconds: wanted 900, found 10") as caught:
-        world.hook.install([world.destination], create_destinations=True)
-    differing = [(found.argument, found.wanted, found.found) for found in caught.value.report.problems]
-    assert differing == [
-        ("DelaySeconds", 900, 10),
-        ("MessageRetentionPeriod", "at least 345600", 600),
-        ("RedrivePolicy", "none", policy),
-    ]
-    left = world.attributes(world.fifo)
-    assert left["DelaySeconds"] == "10"
-
-
 def test_the_delay_queue_is_needed_for_long_delays_only(world: World):
     world.client.create_queue(QueueName=world.queue)
     assert world.hook.verify([world.destination], max_delay=timedelta(seconds=900)).ok
@@ -208,12 +190,8 @@ def test_a_delay_queue_without_its_destination_takes_nothing(world: World):
 @pytest.mark.parametrize(
     "fields, column",
     [
-        ({"body": b""}, "body"),
         ({"body": b"x" * MAX_BYTES}, "body"),
-        ({"headers": {"a b": "x"}}, "headers"),
-        ({"destination": "a" * 81}, "destination"),
         ({"destination": "orders.fifo"}, "destination"),
-        ({"delay": 2.0**31}, "due_at"),
         ({"destination": "a" * 70, "delay": 901}, "destination"),
     ],
 )

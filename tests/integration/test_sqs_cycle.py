@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
-from airflow.sdk.exceptions import AirflowNotFoundException
 from support.sqs import DELAY, ClockedWorld, sensor_of
 
 from airflow_delayed.errors import LimitExceeded, TopologyError
 from airflow_delayed.hooks.sqs import SqsDelayHook
-from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
 
 
 def delays(world: ClockedWorld) -> list[str]:
@@ -71,27 +68,6 @@ def test_1925_seconds_take_two_rounds(clocked: ClockedWorld):
     assert clocked.ids() == []
 
 
-def test_the_attribute_counts_down_by_whole_rounds(clocked: ClockedWorld):
-    clocked.install()
-    clocked.hook.send([clocked.message(1925)])
-    seen = []
-
-    def note(params, **_):
-        for entry in json.loads(params["body"])["Entries"]:
-            attribute = entry["MessageAttributes"].get(DELAY)
-            seen.append((attribute["StringValue"] if attribute else None, entry.get("DelaySeconds")))
-
-    clocked.on("before-call.sqs.SendMessageBatch", note)
-    for _ in range(2):
-        clocked.advance(900)
-        clocked.hook.cycle(clocked.destination)
-    (back, none), (gone, direct) = seen
-    assert none is None
-    assert is_near(back, 1025)
-    assert gone is None
-    assert is_near(direct, 125)
-
-
 def test_a_mixed_load_arrives_once_and_never_early(clocked: ClockedWorld):
     clocked.install()
     sensor = sensor_of(clocked)
@@ -113,15 +89,6 @@ def test_a_mixed_load_arrives_once_and_never_early(clocked: ClockedWorld):
     assert sensor.poke({})
 
 
-def test_all_that_is_visible_goes_in_one_pass(clocked: ClockedWorld):
-    clocked.install()
-    clocked.hook.send([clocked.message(1000 if number % 3 else 5000, f"m{number}") for number in range(45)])
-    clocked.advance(905)
-    counts = clocked.hook.cycle(clocked.destination)
-    assert (counts.requeued, counts.delivered, counts.failed, counts.undeleted) == (15, 30, 0, 0)
-    assert clocked.hook.waiting(clocked.destination) == 15
-
-
 def test_large_messages_are_sent_on_in_batches_that_sqs_takes(clocked: ClockedWorld):
     clocked.install()
     clocked.hook.send([clocked.message(1000, f"m{number}", body=b"x" * 300_000) for number in range(10)])
@@ -137,31 +104,6 @@ def test_the_queues_own_visibility_timeout_does_not_count(clocked: ClockedWorld)
     clocked.advance(905)
     counts = clocked.hook.cycle(clocked.destination)
     assert (counts.delivered, counts.requeued, counts.undeleted) == (1, 1, 0)
-
-
-def test_a_message_of_an_nservicebus_endpoint_keeps_what_it_has(clocked: ClockedWorld):
-    clocked.install()
-    start = clocked.now()
-    headers = json.dumps({"NServiceBus.EnclosedMessageTypes": "Reminder"})
-    sent = {DELAY: "2000", "NServiceBus.MessageId": "from-net", "NServiceBus.AmazonSQS.Headers": headers, "Other": "1"}
-    clocked.client.send_message(
-        QueueUrl=clocked.url_of(clocked.fifo),
-        MessageBody='{"Due":true}',
-        MessageGroupId="from-net",
-        MessageDeduplicationId="from-net",
-        MessageAttributes={name: {"DataType": "String", "StringValue": value} for name, value in sent.items()},
-    )
-    for _ in range(2):
-        clocked.advance(905)
-        clocked.hook.cycle(clocked.destination)
-    clocked.advance(200)
-    (message,) = clocked.raw()
-    arrived = {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
-    # from its first round on it has a due time, by which it does not drift
-    due_at = datetime.fromisoformat(arrived.pop("AirflowDelayed.DueAt"))
-    assert abs(due_at - start - timedelta(seconds=2000)) < timedelta(seconds=30)
-    assert arrived == {name: value for name, value in sent.items() if name != DELAY}
-    assert message["Body"] == '{"Due":true}'
 
 
 def test_a_message_sent_twice_waits_once(clocked: ClockedWorld):
@@ -187,12 +129,6 @@ def test_time_that_passes_while_a_batch_fills_is_taken_off(clocked: ClockedWorld
     assert hook.send(stream()).sent == 2
     assert clocked.counts(clocked.queue) == (0, 1, 0)
     assert clocked.counts(clocked.fifo) == (0, 1, 0)
-
-
-def test_a_missing_delay_queue_is_an_error_that_says_what_to_do(clocked: ClockedWorld):
-    clocked.client.create_queue(QueueName=clocked.queue)
-    with pytest.raises(TopologyError, match=f"queue {clocked.fifo}: missing.*TopologyInstallOperator"):
-        sensor_of(clocked).poke({})
 
 
 def test_a_missing_destination_is_an_error_and_loses_nothing(clocked: ClockedWorld):
@@ -224,12 +160,6 @@ def test_several_destinations(clocked: ClockedWorld):
     clocked.advance(200)
     assert clocked.ids() == ["m1"]
     assert [message["Body"] for message in clocked.raw(other)] == ["body of m2"]
-
-
-@pytest.mark.parametrize("fields", [{"until": "noon"}, {"wait_time_seconds": 21}, {"wait_time_seconds": -1}])
-def test_parameters_that_mean_nothing_are_refused(fields):
-    with pytest.raises(ValueError, match=next(iter(fields))):
-        FifoCycleSensor(task_id="cycle", destination="orders", **fields)
 
 
 def test_what_comes_back_within_five_minutes_is_not_dropped_as_its_own_copy(clocked: ClockedWorld, caplog):
@@ -317,8 +247,3 @@ def test_the_delay_queue_is_not_the_destination(clocked: ClockedWorld):
     clocked.install()
     with pytest.raises(LimitExceeded, match="name the standard queue"):
         clocked.hook.cycle(clocked.fifo)
-
-
-def test_a_connection_that_is_not_defined_is_no_other():
-    with pytest.raises(AirflowNotFoundException, match="sqs_nowhere"):
-        FifoCycleSensor(task_id="cycle", conn_id="sqs_nowhere", destination="orders").poke({})

@@ -92,14 +92,6 @@ def test_messages_are_kept_hidden_and_given_back(clocked: ClockedWorld):
     assert len(clocked.raw()) == 5
 
 
-def test_twelve_hours_are_checked_before_anything_is_asked(world: World):
-    for seconds, received in ((43_201, None), (43_200, world.now() - timedelta(seconds=1)), (-1, None)):
-        with pytest.raises(ValueError, match="at most 12 hours"):
-            world.hook.extend_visibility("nowhere", ["handle"], seconds, received_at=received)
-    with pytest.raises(TopologyError, match="queue nowhere: missing"):
-        world.hook.extend_visibility("nowhere", ["handle"], 60)
-
-
 def test_dead_letters_come_back_as_they_were(world: World):
     dead = with_dead_letters(world, delay=300)
     sent = [

@@ -6,7 +6,6 @@ They are never early, and at most 2 s late in all.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -18,7 +17,6 @@ from support.sqs import ClockedWorld
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
-from airflow_delayed.sqs.entries import decode
 from airflow_delayed.triggers.fifo_cycle import FifoCycleTrigger
 
 LONGEST = timedelta(days=length("days of the longest delay through SQS", 2, 30))
@@ -164,20 +162,6 @@ def test_nor_in_the_triggerer_nor_after_outages(clocked: ClockedWorld, live):
     assert 0 <= summary["late_max"] <= 2
 
 
-def test_the_due_time_arrives_with_the_message(clocked: ClockedWorld):
-    clocked.install()
-    message = clocked.message(2000)
-    clocked.hook.send([message])
-    for _ in range(2):
-        clocked.advance(901)
-        clocked.hook.cycle(clocked.destination)
-    clocked.advance(250)
-    (raw,) = clocked.raw()
-    text = message.due_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    assert raw["MessageAttributes"]["AirflowDelayed.DueAt"] == {"DataType": "String", "StringValue": text}
-    assert decode(raw).due_at == message.due_at
-
-
 @pytest.mark.parametrize("ahead", [timedelta(hours=-3), timedelta(hours=3)])
 def test_this_machines_clock_does_not_count_on_a_first_receive(clocked: ClockedWorld, ahead):
     clocked.install()
@@ -186,26 +170,6 @@ def test_this_machines_clock_does_not_count_on_a_first_receive(clocked: ClockedW
     wrong = SqsDelayHook(clocked.conn_id, clock=lambda: clocked.now() + ahead)
     clocked.advance(905)
     assert wrong.cycle(clocked.destination).delivered == 1
-    clocked.advance((message.due_at - clocked.now()).total_seconds() - 0.2)
-    assert clocked.now() > message.due_at or clocked.ids() == []
-    clocked.advance(2.2)
-    assert clocked.ids() == ["m1"]
-
-
-def test_a_due_time_that_cannot_be_read_leaves_the_delay(clocked: ClockedWorld):
-    clocked.install()
-
-    def spoil(params, **_):
-        body = json.loads(params["body"])
-        for entry in body["Entries"]:
-            entry["MessageAttributes"]["AirflowDelayed.DueAt"]["StringValue"] = "tomorrow"
-        params["body"] = json.dumps(body).encode()
-
-    clocked.on("before-call.sqs.SendMessageBatch", spoil)
-    message = clocked.message(1500)
-    clocked.hook.send([message])
-    clocked.advance(901)
-    assert SqsDelayHook(clocked.conn_id).cycle(clocked.destination).delivered == 1
     clocked.advance((message.due_at - clocked.now()).total_seconds() - 0.2)
     assert clocked.now() > message.due_at or clocked.ids() == []
     clocked.advance(2.2)

@@ -19,7 +19,7 @@ from support.sqs import World
 from airflow_delayed.errors import LimitExceeded, TopologyError
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.message import utcnow
-from airflow_delayed.sqs.entries import DELAY_SECONDS, DUE_AT, decode, string
+from airflow_delayed.sqs.entries import decode
 from airflow_delayed.sqs.settings import QueueSettings
 from services import sqs
 
@@ -64,42 +64,6 @@ def refusal(request, **arguments: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.long
-def test_queues_are_made_compared_and_repaired(world: World):
-    settings = QueueSettings(
-        retention=timedelta(days=2),
-        visibility_timeout=120,
-        receive_wait=20,
-        encryption="sse-sqs",
-        dead_letter_queue=f"{world.destination}-dead",
-        max_receive_count=3,
-    )
-    made = {"create_destinations": True, "settings": settings}
-    assert world.hook.install([world.destination], **made).counts() == {"created": 3}
-    assert world.hook.install([world.destination], **made).counts() == {"ok": 3}
-    policy = {"deadLetterTargetArn": world.attributes(f"{world.queue}-dead")["QueueArn"], "maxReceiveCount": 3}
-    assert json.loads(world.attributes(world.queue)["RedrivePolicy"]) == policy
-    wrong = {"DelaySeconds": "10", "MessageRetentionPeriod": "600"}
-    world.client.set_queue_attributes(QueueUrl=world.url_of(world.fifo), Attributes=wrong)
-    with pytest.raises(TopologyError, match="DelaySeconds: wanted 900, found 10"):
-        SqsDelayHook(world.conn_id).send([world.message(1000)])
-    assert world.hook.install([world.destination], repair=True).counts() == {"ok": 1, "repaired": 2}
-    assert world.hook.verify([world.destination], settings=settings).ok
-
-
-@pytest.mark.long
-def test_a_redrive_policy_on_a_delay_queue_is_found_and_taken_off(world: World):
-    world.install()
-    world.client.create_queue(QueueName=f"{world.queue}-dead.fifo", Attributes={"FifoQueue": "true"})
-    arn = world.attributes(f"{world.queue}-dead.fifo")["QueueArn"]
-    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
-    world.client.set_queue_attributes(QueueUrl=world.url_of(world.fifo), Attributes={"RedrivePolicy": policy})
-    (problem,) = world.hook.verify([world.destination]).problems
-    assert problem.argument == "RedrivePolicy"
-    assert world.hook.install([world.destination], repair=True).ok
-    assert "RedrivePolicy" not in world.attributes(world.fifo)
-
-
 def test_a_dead_letter_queue_that_is_none(world: World):
     world.install()
     arn = world.attributes(world.queue)["QueueArn"]
@@ -140,92 +104,6 @@ def test_the_rules_of_names_are_sqs_s_own(world: World):
     assert world.attributes(world.queue)["QueueArn"].endswith(world.queue)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("due_at", [True, False])
-def test_1925_s_by_way_of_1025_and_125(world: World, clock: Clock, due_at: bool):
-    """With a due time, as we send; and without, as NServiceBus does, by the timestamps of the broker alone."""
-    world.install()
-    message = world.message(1925)
-    world.hook.send([message])
-    if not due_at:
-        (sent,) = delayed(world)
-        del sent["MessageAttributes"][DUE_AT]
-        fifo = world.url_of(world.fifo)
-        world.client.purge_queue(QueueUrl=fifo)
-        world.client.send_message(
-            QueueUrl=fifo,
-            MessageBody=sent["Body"],
-            MessageAttributes=sent["MessageAttributes"],
-            MessageGroupId="other",
-            MessageDeduplicationId="other",
-        )
-    seen = []
-    for _ in range(2):
-        seen += [found["MessageAttributes"][DELAY_SECONDS]["StringValue"] for found in delayed(world)]
-        clock.advance(899)
-        assert world.hook.cycle(world.destination).moved == 0
-        clock.advance(1.5)
-        assert world.hook.cycle(world.destination).moved == 1
-    # the hook counts on by itself between a receive and its send, which may be slow
-    assert seen[0] == "1925"
-    assert 1005 <= int(seen[1]) <= 1025
-    assert world.counts(world.fifo) == (0, 0, 0)
-    assert world.counts(world.queue) == (0, 1, 0)
-    clock.advance((message.due_at - clock.now()).total_seconds() - 40)
-    assert world.ids() == []
-    clock.advance(42)
-    (arrived,) = world.arrived()
-    assert (arrived.message_id, arrived.body, arrived.headers) == ("m1", b"body of m1", {"Kind": "reminder"})
-
-
-def delayed(world: World) -> list[dict[str, Any]]:
-    """Look at what a delay queue holds, behind SQS's back."""
-    from moto.sqs.models import sqs_backends
-
-    queue = sqs_backends["123456789012"][sqs.REGION].queues[world.fifo]
-    return [
-        {
-            "Body": message.body,
-            "MessageAttributes": {
-                name: string(value["StringValue"]) for name, value in message.message_attributes.items()
-            },
-        }
-        for message in queue._messages
-    ]
-
-
-@pytest.mark.long
-def test_a_message_sent_twice_is_in_the_delay_queue_once(world: World, clock: Clock):
-    world.install()
-    for _ in range(2):
-        world.hook.send([world.message(1000, f"m{number}") for number in range(3)])
-    assert world.counts(world.fifo) == (0, 3, 0)
-    clock.advance(901)
-    assert world.hook.cycle(world.destination).delivered == 3
-    clock.advance(101)
-    assert world.ids() == ["m0", "m1", "m2"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("form", ["raw", "nservicebus", "nservicebus-unwrapped"])
-def test_each_form_arrives_as_it_was_sent(world: World, clock: Clock, form: str):
-    world.install()
-    hook = SqsDelayHook(world.conn_id, envelope=form, clock=clock.now)
-    bodies = {"text": "Grüße \U0001f600".encode(), "binary": b"\x00\xff", "number": b"1234"}
-    hook.send(
-        [world.message(delay, f"{name}-{delay}", body=body) for name, body in bodies.items() for delay in (0, 1000)]
-    )
-    clock.advance(901)
-    assert hook.cycle(world.destination).delivered == 3
-    clock.advance(101)
-    arrived = {found.message_id: found for found in world.arrived()}
-    assert {name: found.body for name, found in arrived.items()} == {
-        f"{name}-{delay}": body for name, body in bodies.items() for delay in (0, 1000)
-    }
-    assert {name for name, found in arrived.items() if found.due_at} == {f"{name}-1000" for name in bodies}
-    assert [found.headers for found in arrived.values()] == [{"Kind": "reminder"}] * 6
-
-
 def test_twelve_hours_in_all(world: World, clock: Clock):
     world.install()
     world.hook.send([world.message(0, "old")])
@@ -248,13 +126,6 @@ def test_twelve_hours_in_all(world: World, clock: Clock):
     assert world.ids() == []
     clock.advance(120)
     assert world.ids() == ["new"]
-
-
-@pytest.mark.long
-def test_a_receipt_that_is_none_is_refused_by_its_name(world: World):
-    world.install()
-    refused = world.hook.extend_visibility(world.destination, ["nonsense"], 60)
-    assert list(refused) == ["nonsense"]
 
 
 def test_dead_letters_and_the_queues_they_come_from(world: World, monkeypatch: pytest.MonkeyPatch):

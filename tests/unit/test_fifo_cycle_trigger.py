@@ -116,45 +116,6 @@ def test_what_went_wrong_is_in_the_event(cycles):
         sensor.execute_complete({}, event)
 
 
-def test_it_goes_on_from_what_was_done_before(cycles):
-    cycles(lambda stop: CycleCounts())
-    trigger = FifoCycleTrigger("c", ["orders"], counts={"delivered": 5, "requeued": 7}, poke_interval=0)
-    summary = asyncio.run(payload(trigger))["summary"]
-    assert (summary["delivered"], summary["requeued"]) == (5, 7)
-    sensor = FifoCycleSensor(task_id="cycle", destination="orders")
-    event = {"status": "done", "summary": summary, "error": None}
-    assert sensor.execute_complete({}, event) == summary
-
-
-def test_a_cancelled_one_lets_the_batch_in_hand_end(cycles):
-    began, ended, stops = threading.Event(), threading.Event(), []
-
-    def batch(stop) -> CycleCounts:
-        began.set()
-        deadline = time.monotonic() + 60
-        while not stop() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        # and takes a little longer
-        time.sleep(0.1)
-        stops.append(stop())
-        ended.set()
-        return CycleCounts(requeued=1)
-
-    cycles(batch)
-
-    async def cancelled() -> None:
-        task = asyncio.ensure_future(payload(FifoCycleTrigger("c", ["orders"])))
-        while not began.is_set():
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert ended.is_set()
-
-    asyncio.run(cancelled())
-    assert stops == [True]
-
-
 def test_a_cancelled_one_does_not_wait_for_a_long_poll(cycles, monkeypatch):
     monkeypatch.setattr(FifoCycleTrigger, "grace", 0.05)
     began, release = threading.Event(), threading.Event()

@@ -15,11 +15,6 @@ def test_sqs_bills_each_64_kib(size, requests):
     assert billed(size) == requests
 
 
-def test_requests_of_both_kinds_are_added():
-    counts = CycleCounts(fifo_requests=2_000_000, standard_requests=1_000_000)
-    assert counts.requests == 3_000_000
-
-
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=300))
 def test_lateness_is_told_to_two_digits_and_never_too_small(lates):
     counts = CycleCounts()

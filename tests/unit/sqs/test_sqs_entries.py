@@ -4,8 +4,6 @@ import json
 from datetime import datetime, timezone
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.message import DelayedMessage
@@ -133,27 +131,6 @@ def test_the_size_includes_what_the_delay_adds():
 def test_binary_bodies_count_as_base64():
     with pytest.raises(LimitExceeded):
         pack(message(b"\x00" * (MAX_BYTES * 3 // 4)))
-
-
-@given(
-    body=st.binary(min_size=1, max_size=60)
-    | st.text(min_size=1).map(lambda text: text.encode("utf-8", "ignore") or b"x"),
-    headers=st.dictionaries(
-        st.from_regex(r"[a-z]{1,8}(\.[a-z]{1,8})?", fullmatch=True).filter(lambda name: not name.startswith("a")),
-        st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cn"]), min_size=1, max_size=20),
-        max_size=12,
-    ),
-    delay=st.integers(0, 2000),
-)
-def test_what_was_packed_is_read_back(body, headers, delay):
-    parcel = pack(message(body, headers))
-    make = (
-        through_fifo(parcel.body, parcel.attributes, delay, "m1")
-        if delay > 900
-        else direct(parcel.body, parcel.attributes, delay)
-    )
-    arrived = decode(received(make))
-    assert (arrived.body, arrived.headers, arrived.message_id) == (body, headers, "m1")
 
 
 def test_a_message_of_someone_else_is_read_too():

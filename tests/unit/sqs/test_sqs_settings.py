@@ -119,15 +119,6 @@ def test_four_days_of_retention_are_enough():
     assert compare_delay_queue(found, NONE) == []
 
 
-def test_all_wrong_settings_are_named_at_once():
-    found = {"FifoQueue": "true", "DelaySeconds": "0", "MessageRetentionPeriod": "60", "RedrivePolicy": "{}"}
-    assert [one.setting for one in compare_delay_queue(found, NONE)] == [
-        "DelaySeconds",
-        "MessageRetentionPeriod",
-        "RedrivePolicy",
-    ]
-
-
 @pytest.mark.parametrize(
     "wanted, setting, touches, repair",
     [
