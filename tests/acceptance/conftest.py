@@ -7,7 +7,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -114,19 +114,6 @@ def world(sqs_endpoint: str, rabbitmq_url: str, tmp_path_factory: pytest.TempPat
             live.call("PATCH", f"/dags/{DAG}", is_paused=False)
             urls = server.url, broker, prefix, metadata, fernet_key
             yield World(live, consumer, folder / "reminders", *urls, connections, folder / "spools", statsd_port)
-
-
-@contextmanager
-def by_schedule(world: World) -> Iterator[None]:
-    """Have the scheduler start DAGs by their schedules, which events belong to; but not the flights'."""
-    live = world.live
-    live.call("PATCH", f"/dags/{DAG}", is_paused=True)
-    live.stop("scheduler")
-    live.start("scheduler", AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE="True")
-    yield
-    live.stop("scheduler")
-    live.start("scheduler")
-    live.call("PATCH", f"/dags/{DAG}", is_paused=False)
 
 
 def spark_settings(folder: Path) -> Path:

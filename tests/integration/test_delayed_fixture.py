@@ -177,23 +177,6 @@ def test_what_a_store_holds_is_dispatched_by_hand(delayed):
     assert [one.body for one in delayed.stored] == [b"48"]
 
 
-def test_what_waits_can_be_cancelled_as_ever(delayed):
-    delayed.run(send(delay=HOUR, store_conn_id="reminders_db", tag="customer-7"))
-    with closing(DelayedStoreHook("reminders_db")) as store:
-        assert str(store.cancel(tag="customer-7").counts) != "{}"
-    delayed.advance(HOUR)
-    assert (delayed.dispatch(), delayed.stored) == ([], [])
-
-
-def test_conflicts_and_past_due_are_errors_as_ever(delayed):
-    delayed.run(send(message_id="m", delay=HOUR, store_conn_id="reminders_db"))
-    with pytest.raises(AirflowFailException, match="m"):
-        delayed.run(send(message_id="m", value="other", delay=HOUR, store_conn_id="reminders_db"))
-    with pytest.raises(AirflowFailException, match="past"):
-        delayed.run(send(due_at=delayed.now - 2 * HOUR))
-    assert delayed.sent == []
-
-
 @pytest.mark.parametrize(
     "conn_type, extra, delay, good",
     [

@@ -34,8 +34,3 @@ def test_the_page_has_tests_and_says_how_many_the_contract_has() -> None:
 def test_the_table_names_the_whole_protocol() -> None:
     named = re.findall(r"^\| `(\w+)\(", PAGE.read_text(), re.MULTILINE)
     assert named == [name for name in vars(DelayedMessageStore) if not name.startswith("_")]
-
-
-def test_its_links_lead_somewhere() -> None:
-    for link in pages.links(PAGE):
-        assert (PAGE.parent / link).resolve().is_file(), link

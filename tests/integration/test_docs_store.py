@@ -40,15 +40,6 @@ def store(connect, tmp_path: Path) -> Iterator[DelayedStoreHook]:
     made.close()
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(docs: Path, page: str):
-    for link in pages.links(docs / f"{page}.md"):
-        name, _, heading = link.partition("#")
-        other = (docs / (name or f"{page}.md")).resolve()
-        assert other.exists(), link
-        assert not heading or heading in pages.anchors(other), link
-
-
 def test_the_index(docs: Path, store: DelayedStoreHook):
     assert len(list(pages.run(docs / "README.md"))) == 3
     assert store.count() == 0

@@ -55,8 +55,3 @@ def test_the_table_names_all_that_a_test_may_use(here: Path) -> None:
     named = set(re.findall(r"`delayed\.(\w+)", text.partition("\n|---|---|\n")[2]))
     # stores is for the stand-ins
     assert named == {name for name in dir(Delayed(pytest.MonkeyPatch())) if name[0] != "_"} - {"stores"}
-
-
-def test_its_links_lead_somewhere(here: Path) -> None:
-    for link in pages.links(here / "docs/README.md"):
-        assert (here / "docs" / link.partition("#")[0]).exists()

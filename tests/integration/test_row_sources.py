@@ -218,12 +218,3 @@ def test_a_query_that_is_mapped(database, run_dag):
         install() >> send
     run_dag(dag)
     assert waiting(database) == ["hello Ada0", "hello Bob1"]
-
-
-def test_one_source_of_all_mapped_tasks(database, run_dag):
-    with DAG("shared", schedule=None) as dag:
-        source = SqlSource("SELECT text || '{{ ti.map_index }}' AS value FROM orders", "shop")
-        send = DelayedSendOperator.partial(task_id="send", conn_id="shop", destination="mail", source=source)
-        install() >> send.expand(delay=[3600, 7200])
-    run_dag(dag)
-    assert waiting(database) == ["hello Ada0", "hello Ada1", "hello Bob0", "hello Bob1"]

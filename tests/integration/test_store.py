@@ -12,9 +12,8 @@ from sqlalchemy import text
 from support.stores import Store, message
 
 from airflow_delayed.delivery import State, delivery_for, store_for
-from airflow_delayed.errors import DelayedError, InvalidMessage, LimitExceeded, MessageConflict, TopologyError
+from airflow_delayed.errors import DelayedError, InvalidMessage, LimitExceeded, TopologyError
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.api import Outcome
 from airflow_delayed.store.records import insert_new_rows, to_row
 
 pytestmark = pytest.mark.mariadb
@@ -152,54 +151,6 @@ def test_ids_are_told_apart_byte_by_byte(store: Store):
     assert [one.message_id for one in hook.list()] == sorted({*ids} - {"a "})
 
 
-def test_lists_are_paged_without_a_gap(store: Store):
-    hook = store.installed()
-    # many with one due time, so that pages end among equals
-    hook.send(message(f"m{n:04}", LATER + timedelta(seconds=n // 1500)) for n in range(3000))
-    assert [one.message_id for one in hook.list()] == [f"m{n:04}" for n in range(3000)]
-
-
-def test_the_same_again_is_a_duplicate(store: Store):
-    hook = store.installed()
-    hook.send([message("a", LATER, headers={"x": "1", "y": "2"}), message("b", LATER)])
-    again = [message("c", LATER), message("b", LATER), message("a", LATER, headers={"y": "2", "x": "1"})]
-    report = hook.send([*again, again[0]])
-    assert (report.sent, report.duplicates, report.by_destination) == (1, 3, {"q": 1})
-    assert hook.count() == 3
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"body": b"other"},
-        {"due_at": LATER + timedelta(microseconds=1)},
-        {"destination": "r"},
-        {"headers": {"x": "1"}},
-        {"tag": "t"},
-        {"expires_at": LATER + timedelta(days=1)},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_the_same_id_with_other_content_is_an_error(store: Store, change):
-    hook = store.installed()
-    hook.send([message("first", LATER), message("second", LATER)])
-    changed = message(**{"name": "second", "due_at": LATER, **change})
-    with pytest.raises(MessageConflict, match=r"1 message ids .*stored already.*: second\.") as caught:
-        hook.send([message("new", LATER), changed])
-    assert "body of" not in str(caught.value)
-    assert [one.message_id for one in hook.list()] == ["first", "second"]
-    assert next(hook.list()).due_at == LATER
-    with pytest.raises(MessageConflict, match="are given twice with different content: x"):
-        hook.send([message("x", LATER), message(**{"name": "x", "due_at": LATER, "body": b"y", **change})])
-
-
-def test_the_same_id_for_another_connection_is_an_error(store: Store):
-    store.installed().send([message("a", LATER)])
-    for other in ("broker2", None):
-        with pytest.raises(MessageConflict, match="for another connection: a"):
-            store.hook(other).send([message("a", LATER)])
-
-
 def test_a_long_stream_is_stored_as_it_comes(store: Store):
     hook, other = store.installed(), store.hook()
     counts = {}
@@ -229,16 +180,6 @@ def test_what_does_not_fit_is_refused_and_its_chunk_with_it(store: Store):
     assert hook.count() == 0
     store.hook().send([message("a", LATER, destination="é" * 200, tag="t" * 250)])
     assert hook.count() == 1
-
-
-def test_cancelling_says_what_came_in_time(store: Store):
-    hook = store.installed()
-    hook.send(message(f"m{n}", LATER) for n in range(1200))
-    outcomes = hook.cancel(["gone", *(f"m{n}" for n in range(1100)), "M1199"])
-    assert [name for name, outcome in outcomes.items() if outcome is Outcome.ABSENT] == ["gone", "M1199"]
-    assert len(outcomes) == 1102
-    assert hook.count() == 100
-    assert hook.cancel(["m1"]) == {"m1": "already cancelled"}
 
 
 def test_many_store_the_same_at_once(store: Store):

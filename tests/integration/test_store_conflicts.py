@@ -162,11 +162,6 @@ def test_two_in_one_batch_are_an_error(store: Store, on_conflict):
     assert hook.count() == 0
 
 
-def test_there_is_no_other_on_conflict(store: Store):
-    with pytest.raises(ValueError, match="on_conflict='ignore' is none of 'error', 'keep', 'replace'"):
-        store.hook(on_conflict="ignore")
-
-
 @pytest.mark.parametrize("store", ["postgres", "mariadb"], indirect=True)
 def test_who_does_not_get_a_row_in_time_says_so_and_changes_nothing(store: Store, monkeypatch):
     store.installed().send([first("waiting"), first("leased")])

@@ -155,7 +155,7 @@ class Run:
             early=sum(seconds < 0 for seconds in late),
             late=" / ".join(f"{late[int(part * (len(late) - 1))]:.1f}" for part in (0.5, 0.99, 1)),
             silence=f"{max(b - a for a, b in itertools.pairwise(times)):.1f}",
-            warned=f"{records[0].created - began:.1f}" if records else "never",
+            named=round(records[0].created - began, 1) if records else None,
             notes=[f"    {note[:240]}" for note in (*log[:4], *(f"send(): {error}" for error in self._errors[:2]))],
         )
 

@@ -76,25 +76,6 @@ def test_counts_are_of_one_moment(store: Store) -> None:
     assert later == {"waiting": 1, "in_flight": 3, "overdue": 3}
 
 
-def test_counts_and_findings_are_of_one_moment(store: Store) -> None:
-    hook, other = store.installed(), store.hook()
-    hook.send([message("late", hook.now() - HOUR)])
-    began = []
-
-    @event.listens_for(hook.engine, "after_cursor_execute")
-    def change(connection: object, cursor: object, statement: str, *_: object) -> None:
-        if hook.tables.dispatchers.name in statement and not began:
-            began.append(statement)
-            other.send(message(f"late{number}", other.now() - HOUR) for number in range(3))
-
-    counted, found = hook.figures(hours=0, minutes=0)
-    assert began
-    (late,), (finding,) = found.lateness, found.findings
-    assert (counted.at, counted.overdue, late.overdue) == (found.at, 1, 1)
-    assert finding.what.startswith("1 overdue, ")
-    assert hook.figures(hours=0, minutes=0)[0].overdue == 4
-
-
 def audit(hook: DelayedStoreHook) -> list[tuple[str, str, dict, dict]]:
     """Who, what, which, and how it ended; of all calls but those of the fixture."""
     table = hook.tables.audit
@@ -290,15 +271,6 @@ def test_retry(hook: DelayedStoreHook, store: Store, dry_run):
         row = connection.execute(select(table).where(table.c.Id == "failed")).one()
     assert bytes(row.State) == b"body of failed"
     assert hook.send([message("failed", LATER, tag="t")]).duplicates == 1
-
-
-def test_retry_by_filter(store: Store):
-    hook = store.installed()
-    hook.send(message(f"m{n:04}", LATER, tag="t") for n in range(1500))
-    give_up(hook, *(f"m{n:04}" for n in range(1300)))
-    assert hook.retry(tag="t").counts == {"retried": 1300}
-    assert hook.counts().numbers()["waiting"] == 1500
-    assert hook.retry(tag="t").counts == {}
 
 
 def test_erase_leaves_an_id_and_nothing_else(hook: DelayedStoreHook):

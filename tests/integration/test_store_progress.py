@@ -6,7 +6,6 @@ from contextlib import closing
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import update
 from support.stores import Store, Transport, message
 
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -114,28 +113,6 @@ def test_what_notifiers_store_about_a_run_is_not_its_own(store: Store):
     assert outcomes(hook, sent_by=ALL, tag="notifier:billing") == {"waiting": 1}
     hook.cancel(tag="notifier:billing")
     assert outcomes(hook, sent_by=ALL) == {"waiting": 2}
-
-
-def test_a_run_is_kept_for_as_long_as_its_ids(store: Store):
-    store.installed()
-    hook = store.hook(origin=MONDAY)
-    hook.send([message("m", PAST)])
-    store.dispatcher(hook, Transport()).run()
-    ago = hook.now() - timedelta(days=30)
-    with hook.engine.begin() as connection:
-        connection.execute(update(hook.tables.runs).values(At=ago))
-    # the message was dispatched just now, by a run that began to store a month ago
-    store.dispatcher(hook, Transport()).run()
-    assert outcomes(hook, sent_by=ALL) == {"dispatched": 1}
-    with hook.engine.begin() as connection:
-        connection.execute(update(hook.tables.runs).values(At=ago))
-        connection.execute(update(hook.tables.past).values(At=ago, ClaimedUntil=ago))
-    for _ in range(2):
-        store.dispatcher(hook, Transport()).run()
-        with hook.engine.begin() as connection:
-            connection.execute(update(hook.tables.runs).values(At=ago))
-    with hook.engine.begin() as connection:
-        assert connection.execute(hook.tables.runs.select()).all() == []
 
 
 def test_a_state_is_of_the_store_alone(store: Store):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import insert, text, update
+from sqlalchemy import insert, text
 from sqlalchemy.exc import DBAPIError
 from support.lengths import length
 from support.stores import Store, Transport, message
@@ -131,58 +130,6 @@ def test_counts_and_ids_and_destinations_at_their_ends(store: Store):
     assert "\n" not in str(error)
     assert [body for _, body in store.rows(hook, "q")] == [b"body"]
     look(hook)
-
-
-def test_a_count_below_none_is_none(store: Store):
-    hook, transport = store.installed(), Transport(refused={"below"})
-    put(hook, "below", RetryCount=-(2**31))
-    assert store.dispatcher(hook, transport).run().retried == 1
-    assert store.failures_of(hook) == {"below": 1}
-    put(hook, "last", RetryCount=-1)
-    transport.refused = {"last"}
-    dispatch(store, hook, transport, number_of_retries=0)
-    assert store.given_up(hook)["last"][:2] == ("failed", 1)
-
-
-#: What somebody may write in place of a JSON list of connections.
-NO_NAMES = ["x", "5", "null", '{"broker": 1}', "[" * 5000, '["broker"', '"broker"', "[5]"]
-
-
-def put_dispatchers(hook: DelayedStoreHook, conn_ids: dict[str, str]) -> None:
-    """Insert the heartbeats of dispatchers; ``conn_ids`` by name."""
-    now = hook.now()
-    rows = [{"Id": name, "ConnIds": value, "StartedAt": now, "SeenAt": now} for name, value in conn_ids.items()]
-    with hook.engine.begin() as connection:
-        connection.execute(insert(hook.tables.dispatchers), rows)
-
-
-def test_dispatchers_that_are_none(store: Store):
-    hook = store.installed()
-    put_dispatchers(hook, {f"d{number}": conn_ids for number, conn_ids in enumerate(NO_NAMES)})
-    assert hook.last_seen() is None
-    assert store.hook(None).last_seen() is None
-    store.dispatcher(hook, Transport()).run()
-    assert hook.last_seen() is not None
-    found = {one.dispatcher: one.conn_ids for one in hook.dispatchers()}
-    assert found.pop(f"d{len(NO_NAMES) - 1}") == ()
-    assert set(found.values()) == {(), ("broker",)}
-
-
-def test_texts_that_are_long_are_not_read(store: Store):
-    hook = store.installed()
-    hook.send([message("m", hook.now() + 60 * SECOND)])
-    assert hook.cancel(["m"]).changed == 1
-    # MariaDB's and MySQL's column takes 64 KB
-    put_dispatchers(hook, {"long": '["broker", ' + '"ab",' * 13_000 + '"a"]'})
-    put_dispatchers(hook, {f"d{number}": "[]" for number in range(1100)})
-    selection = json.dumps({"first": ["m"], "to": "x" * 2_000_000})
-    with hook.engine.begin() as connection:
-        connection.execute(update(hook.tables.audit).values(Selection=selection))
-    assert len(hook.dispatchers()) == 1000
-    assert {one.conn_ids for one in hook.dispatchers()} == {()}
-    assert hook.last_seen() is None
-    assert [one.selection for one in hook.audit()] == [{}]
-    assert list(hook.audit(message_id="m")) == []
 
 
 #: What random rows are made of, beside random bytes and text.

@@ -7,10 +7,9 @@ import threading
 from datetime import datetime, timezone
 
 import pytest
-from sqlalchemy import Column, MetaData, String, Table, event, inspect, select, update
+from sqlalchemy import Column, MetaData, String, Table, select, update
 from support.stores import Store, Transport, message
 
-from airflow_delayed.delivery import State
 from airflow_delayed.errors import TopologyError
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.operators.dispatch import StoreDispatchOperator
@@ -87,41 +86,6 @@ def test_tables_of_another_release_are_left_alone(store: Store, number: int, usa
     assert (versions(other), other.count()) == ([number], 1)
 
 
-def test_no_statement_of_an_open_store_asks_for_the_version(store: Store):
-    hook = store.installed()
-    hook.send([message("first", LATER)])
-    statements: list[str] = []
-
-    @event.listens_for(hook.engine, "before_cursor_execute")
-    def note(connection, cursor, statement, parameters, context, executemany) -> None:
-        if not statement.startswith("SET "):
-            statements.append(statement)
-
-    assert hook.cancel(["first"]) == {"first": "cancelled"}
-    # of the clock, the message, failed ones, leases, cancelled ones that are old, and its move, record and audit
-    assert len(statements) <= 9, statements
-    hook.restore(["first"])
-    hook.page(state="dispatched", tag="t")
-    hook.erase(["first"])
-    hook.send([message("due", PAST)])
-    assert store.dispatcher(hook, Transport()).run().dispatched == 1
-    for read in (hook.dispatchers, hook.lookaheads):
-        read()
-    assert [one for one in statements if "_version" in one] == []
-
-
-def test_a_missing_index_is_made(store: Store):
-    hook = store.hook()
-    hook.install([])
-    index = "delayed_messages_audit_At"
-    on = ' ON {s}"delayed_messages_audit"' if hook.engine.dialect.name == "mysql" else ""
-    schema = "" if on else "{s}"
-    store.sql(hook, f'DROP INDEX {schema}"{index}"{on}')
-    assert [one.where for one in hook.verify([]).problems] == [f"index {index}"]
-    assert [one.where for one in hook.install([]) if one.state is State.CREATED] == [f"index {index}"]
-    assert hook.verify([]).ok
-
-
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)
 def test_an_index_that_an_interrupted_install_left_is_made_again(store: Store):
     hook = store.hook()
@@ -134,17 +98,6 @@ def test_an_index_that_an_interrupted_install_left_is_made_again(store: Store):
     assert [one.where for one in hook.verify([]).problems] == ["index delayed_messages_audit_At"]
     hook.install([])
     assert hook.verify([]).ok
-
-
-def test_a_table_of_others_is_no_older_one(store: Store):
-    hook = store.hook()
-    store.sql(hook, 'CREATE TABLE {s}"delayed_messages" ("Id" INTEGER)')
-    with pytest.raises(TopologyError, match="column State: wanted"):
-        hook.install([])
-    with hook.engine.connect() as connection:
-        assert [one["name"] for one in inspect(connection).get_columns("delayed_messages", schema=store.schema)] == [
-            "Id"
-        ]
 
 
 def test_several_install_at_once(store: Store):

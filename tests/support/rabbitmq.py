@@ -138,15 +138,6 @@ class VirtualHost:
         return manage(self.url, method, path.replace("{vhost}", quote(self.name, safe="")), body)
 
 
-def split_key(key: str) -> tuple[int, str]:
-    """Return the delay in seconds and the destination of a key: 28 bits or 7 hexadecimal digits, and a name."""
-    for base, count in ((2, 28), (16, 7)):
-        *digits, destination = key.split(".", count)
-        if len(digits) == count and (base == 16 or set(digits) <= {"0", "1"}):
-            return int("".join(digits), base), destination
-    raise AssertionError(key)
-
-
 def management_url(url: str) -> str:
     """Return where a broker's management API is: RABBITMQ_MANAGEMENT_URL tells it of the broker at RABBITMQ_URL."""
     configured = os.environ.get("RABBITMQ_MANAGEMENT_URL")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from contextlib import suppress
 from threading import Thread
 
@@ -22,13 +21,6 @@ class Silent:
         with suppress(OSError):
             while True:
                 self.connections.append(self._server.accept()[0])
-
-    def was_asked(self, times: int) -> bool:
-        """Whether so many connections came; the thread that makes the last one may still be at it."""
-        end = time.monotonic() + 60
-        while len(self.connections) < times and time.monotonic() < end:
-            time.sleep(0.01)
-        return len(self.connections) == times
 
     def close(self) -> None:
         # the thread would wait on in a socket that is only closed

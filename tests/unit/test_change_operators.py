@@ -153,22 +153,6 @@ def test_the_reason_is_in_the_audit(delayed: Delayed, kind: type):
         assert [one.because for one in hook.audit()] == [None, f"Ann asked on {delayed.now.date()}"]
 
 
-def test_with_the_fixture_of_ones_own_tests(delayed: Delayed):
-    send = DelayedSendOperator(
-        task_id="send", conn_id="any", store_conn_id="store", destination="q", value="x", delay=timedelta(days=1)
-    )
-    sent = delayed.run(send)
-    later = delayed.run(task_of(DelayedRescheduleOperator, ids=sent, delay=60))
-    assert (later["changed"], later["outcomes"], later["ids"]) == (
-        1,
-        {"rescheduled": 1},
-        {"rescheduled": sent["message_ids"]},
-    )
-    assert later["due_at"] == delayed.stored[0].due_at.isoformat()
-    assert delayed.run(task_of(DelayedCancelOperator, ids=sent["message_ids"]))["outcomes"] == {"cancelled": 1}
-    assert delayed.stored == []
-
-
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("conn_type", ["aws", "rabbitmq", "amqp"])
 def test_what_a_broker_has_cannot_be_changed(connect, kind, conn_type):

@@ -43,16 +43,6 @@ def test_what_a_function_yields_is_sent_and_leaves_nothing_on_the_disk(run, spoo
     assert list(spools.iterdir()) == []
 
 
-def test_columns_of_another_name(run):
-    def rows():
-        yield {"text": "a", "remind_in": 60, "customer_id": "c1", "price": 1}
-
-    columns = {"value": "text", "delay_seconds": "remind_in", "tag": "customer_id"}
-    execute(run, made(rows, columns=columns))
-    [message] = run.transport.sent
-    assert (message.body, message.due_at, message.tag) == (b"a", NOW + timedelta(seconds=60), "c1")
-
-
 def test_it_has_the_parameters_that_need_a_store(run):
     with pytest.raises(ValueError, match="until_due=True needs a store"):
         made(three, until_due=True)

@@ -38,15 +38,6 @@ def default(section: str, option: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in pages.links(page):
-        name, _, heading = link.partition("#")
-        other = (page.parent / name).resolve() if name else page
-        assert other.is_file(), link
-        assert not heading or heading in pages.anchors(other), link
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_has_one_title(page: Path) -> None:
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert len(re.findall(r"^# ", prose, re.MULTILINE)) == 1

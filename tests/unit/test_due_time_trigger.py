@@ -63,14 +63,6 @@ def test_clock_that_is_set_makes_it_never_early_and_late_by_one_pause_at_most(se
         assert clock.now - max(clock.set_to, trigger.moment) <= timedelta(seconds=max(EXACT, left / 10))
 
 
-def test_sleep_that_ends_early_does_not_fire():
-    clock = Clock(-0.001)
-    moment = START + timedelta(seconds=5)
-    asyncio.run(fired(clock.trigger(moment)))
-    assert len(clock.sleeps) == 2
-    assert clock.now >= moment
-
-
 @pytest.mark.parametrize("moment", [START - timedelta(days=1), START, datetime(1, 1, 1, tzinfo=UTC)])
 def test_moment_that_is_past_fires_at_once(moment):
     clock = Clock()

@@ -184,12 +184,6 @@ def test_a_delay_below_zero_is_refused_however_small(seconds):
         delay_of(seconds)
 
 
-@given(st.decimals(min_value=0, max_value=10**9, allow_nan=False))
-def test_a_delay_in_text_is_rounded_up_exactly(seconds):
-    span = Fraction(delay_of(str(seconds)) // timedelta(microseconds=1), 10**6)
-    assert 0 <= span - Fraction(seconds) < Fraction(1, 10**6)
-
-
 def test_due_time_beyond_the_calendar_is_refused():
     with pytest.raises(InvalidMessage, match="9999"):
         due_after(DUE, timedelta(days=3_000_000))

@@ -76,15 +76,6 @@ def test_the_page_and_its_code(run, monkeypatch) -> None:
         assert [one for one in versions.values() if one not in text] == []
 
 
-def test_rows_with_them_have_the_same_ids_each_time(run) -> None:
-    run.execute(messages=rows(2), headers=headers(TYPE, "airflow.results"))
-    first = run.ids()
-    run.transport.sent.clear()
-    run.states.clear()
-    run.execute(messages=rows(2), headers=headers(TYPE, "airflow.results"))
-    assert run.ids() == first
-
-
 def transport(conn_type: str, **extra: str) -> RabbitMQTransport | SqsTransport:
     connection = Connection(conn_id="c", conn_type=conn_type, host="h", extra=extra)
     if conn_type == "aws":

@@ -203,16 +203,6 @@ def test_retry_after_a_fault_never_refuses_its_own_rows_and_the_next_clear_does(
         run.execute(messages=soon)
 
 
-def test_cleared_task_means_the_same_messages(run):
-    run.execute(messages=rows(3))
-    first = [(message.message_id, message.due_at) for message in run.transport.sent]
-    run.now += timedelta(minutes=30)
-    run.transport.sent.clear()
-    run.clear()
-    run.execute(messages=rows(3))
-    assert [(message.message_id, message.due_at) for message in run.transport.sent] == first
-
-
 def test_other_content_under_an_id_of_the_store_is_an_error_before_anything_is_sent(run):
     stored = [{"value": "x", "delay_seconds": 3600, "message_id": "order-7"}, *rows(2, message_id="near")[:1]]
     run.execute(messages=stored, store_conn_id="store")
@@ -430,15 +420,6 @@ def test_columns_of_another_name_are_read_and_corrected_rejects_read_again(run, 
     mended.write_text(json.dumps({**row, "customer_id": "c2"}))
     assert run.execute(source=str(mended), **arguments)["sent"] == 1
     assert run.transport.sent[1].tag == "c2"
-
-
-@pytest.mark.parametrize("rejects", [False, True])
-def test_a_column_that_no_row_has_is_an_error_before_anything_is_sent(run, tmp_path, rejects):
-    columns = {"value": "text", "tag": "custmer"}
-    rows = [{"text": "a", "delay_seconds": 1, "customer_id": "c1"}]
-    with pytest.raises(AirflowFailException, match=r"no column custmer \(tag\), which columns= names"):
-        run.execute(messages=rows, columns=columns, rejects=str(tmp_path / "rejects.jsonl") if rejects else None)
-    assert run.transport.sent == []
 
 
 def test_timezone_takes_naive_times_and_counts_shifts(run, log):

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import gc
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
-from threading import Event
 
 import pytest
 from support.memory import peak
@@ -63,40 +60,6 @@ def send_generated(count):
     job = sending(Generated(count))
     job.deliver(job.preflight())
     assert job.sent.sent == count
-
-
-class Slow(Counting):
-    """Sends when it may."""
-
-    def __init__(self):
-        super().__init__()
-        self.sends, self.may = Event(), Event()
-
-    def send(self, messages):
-        self.sends.set()
-        assert self.may.wait(60)
-        return super().send(messages)
-
-
-def test_threads_that_send_leave_the_collector_of_garbage_as_it_was():
-    before = gc.get_threshold()
-    first, second = Slow(), Slow()
-    with ThreadPoolExecutor(2) as threads:
-        running = []
-        for transport in (first, second):
-            job = sending(Generated(10), transport)
-            running.append(threads.submit(job.deliver, job.preflight()))
-            assert transport.sends.wait(60)
-        raised = gc.get_threshold()
-        # who began first ends first
-        first.may.set()
-        running[0].result()
-        meanwhile = gc.get_threshold()
-        second.may.set()
-        running[1].result()
-    after = gc.get_threshold()
-    gc.set_threshold(*before)
-    assert (raised[0] > before[0], meanwhile, after) == (True, raised, before)
 
 
 def test_memory_does_not_grow_with_the_rows(monkeypatch):

@@ -76,15 +76,6 @@ def test_a_clear_that_forgets_sends_no_relative_delay_again(run, forgetful_clear
     assert len(due_times(run)) == 3
 
 
-def test_a_clear_that_keeps_the_state_means_the_same_messages(run):
-    run.execute(messages=rows(3))
-    before = due_times(run)
-    run.clear()
-    run.now += HOUR / 2
-    run.execute(messages=rows(3))
-    assert due_times(run) == before
-
-
 def test_new_ids_count_from_the_clear(run, forgetful_clear):
     run.execute(messages=rows(3), on_clear="new_ids")
     before = due_times(run)
@@ -148,14 +139,6 @@ def test_a_clear_is_seen_also_where_the_dag_has_other_retries_now(run, forgetful
     run.states, run.max_tries = States(), 1 + retries
     with pytest.raises(AirflowFailException, match="delay_from="):
         run.execute(messages=rows(2), retries=retries)
-
-
-def test_a_mapped_task_is_refused_likewise(run, forgetful_clear):
-    run.map_index = 4
-    run.execute(messages=rows(2))
-    forgetful_clear()
-    with pytest.raises(AirflowFailException, match="delay_from="):
-        run.execute(messages=rows(2))
 
 
 def test_airflow_that_keeps_no_state_refuses_relative_delays_in_a_later_try(run, monkeypatch):

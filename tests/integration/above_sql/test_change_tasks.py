@@ -12,7 +12,6 @@ from support.examples import result
 from support.standing import give_up
 from support.stores import Store, Transport, message, on_postgres_too
 
-from airflow_delayed.errors import TopologyError
 from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.identity import Origin
 from airflow_delayed.operators.change import (
@@ -166,12 +165,6 @@ def test_of_many_messages_the_log_says_how_many_are_changed(
     assert waiting(hook) == ["a", "b", "c", "d"]
 
 
-def test_a_store_without_tables_is_an_error(store: Store):
-    assert store.schema is None or store.schema
-    with pytest.raises(TopologyError):
-        changed(store, DelayedCancelOperator, tag="t", table="no_such_table")
-
-
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 def test_in_a_dag(store: Store, run_dag, connect):
     """What another task returned, a mapped task, the run itself."""
@@ -203,21 +196,6 @@ def test_in_a_dag(store: Store, run_dag, connect):
     assert waiting(hook) == []
     who = {record.who.split(",")[0] for record in hook.audit()}
     assert who == {"task change.by_ids", "task change.move", "task change.rest"}
-
-
-@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
-def test_a_mapped_task_whose_value_is_none_changes_nothing(store: Store, run_dag):
-    hook = store.installed()
-    hook.send([message("a", hook.now() + DAY)])
-    with DAG("none", schedule=None) as dag:
-
-        @task
-        def tags() -> list[str | None]:
-            return [None]
-
-        DelayedCancelOperator.partial(task_id="gone", store_conn_id=store.conn_id, destination="q").expand(tag=tags())
-    assert run_dag(dag).state == "failed"
-    assert waiting(hook) == ["a"]
 
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)

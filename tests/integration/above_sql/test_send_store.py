@@ -19,7 +19,6 @@ from support.times import by_clock
 from airflow_delayed import compat, hooks
 from airflow_delayed.errors import AccessDenied, SendFailed, TransportUnavailable, UnsupportedOption
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.identity import Origin
 from airflow_delayed.operators.send import DelayedSendOperator
 from airflow_delayed.store.api import DISPATCHED
 from airflow_delayed.store.records import remove_rows
@@ -86,15 +85,6 @@ def test_what_is_in_the_store_stays_the_stores(job: Job):
         assert job.run(near, on_conflict=on_conflict) == counts(duplicates=2)
     assert [one.message_id for one in job.broker.sent] == ["soon"]
     assert job.waiting() == {"later": 20 * MINUTE, "far": 90 * MINUTE}
-
-
-def test_a_message_tells_which_run_of_its_task_sent_it(job: Job):
-    job.run({"a": 20 * MINUTE, "b": 20 * MINUTE})
-    first = Origin(dag_id="d", run_id=str(job.now), task_id="send")
-    job.now += MINUTE
-    job.run({"a": 30 * MINUTE, "b": 19 * MINUTE}, on_conflict="replace")
-    second = Origin(dag_id="d", run_id=str(job.now), task_id="send")
-    assert {one.message_id: one.origin for one in job.hook.list()} == {"a": second, "b": first}
 
 
 def test_what_went_to_the_transport_at_once_is_known_as_well(job: Job):
@@ -242,14 +232,6 @@ def test_a_transport_has_no_on_conflict(connect):
     with pytest.raises(AirflowFailException, match="has no on_conflict; leave it out") as caught:
         task.execute(context("r"))
     assert isinstance(caught.value.__cause__, UnsupportedOption)
-
-
-def test_what_was_put_in_place_is_dispatched(job: Job):
-    job.run({"a": 20 * MINUTE, "b": 30 * MINUTE}, text="old")
-    job.run({"a": -MINUTE, "b": 30 * MINUTE}, text="new", on_conflict="replace")
-    transport = Transport()
-    job.store.dispatcher(job.hook, transport).run()
-    assert [(one.message_id, one.body) for one in transport.sent] == [("a", b"new")]
 
 
 class RelativeSend:

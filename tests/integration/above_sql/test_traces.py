@@ -114,18 +114,6 @@ def test_straight_to_rabbitmq(vhost: VirtualHost, spans: Spans, connect):
     assert "traceparent" not in found["off"]
 
 
-def test_ids_are_the_same_with_and_without_a_span(vhost: VirtualHost, spans: Spans, connect):
-    connect("broker", **vhost.connection)
-    vhost.declare("mail")
-    rows = [{"value": f"{number}", "due_at": "2026-01-31T09:30:00Z"} for number in range(3)]
-    send("broker", rows, past_due="send")
-    first = {one.message_id for one in vhost.collect("mail", enough=3)}
-    with spans.span("send"):
-        send("broker", rows, past_due="send")
-    assert {one.message_id for one in vhost.collect("mail", enough=3)} == first
-    assert len(first) == 3
-
-
 @pytest.mark.parametrize("form", ["raw", "nservicebus", "nservicebus-unwrapped"])
 def test_to_sqs(world: World, spans: Spans, form):
     world.install()

@@ -10,7 +10,6 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from support.rabbitmq import DESTINATION, DUE_AT, VirtualHost, eventually, messages
 
-from airflow_delayed.delivery import DelayedDelivery, State, delivery_for
 from airflow_delayed.errors import (
     DestinationMissing,
     LimitExceeded,
@@ -26,11 +25,6 @@ UTC = timezone.utc
 Connect = Callable[..., str]
 #: Exchanges and queues of the default topology and of one destination, and their bindings.
 PARTS, BINDINGS = (7 + 2) + (105 + 2), (420 + 7) + 1 + 1
-
-
-def test_it_is_what_a_connection_of_its_type_gets(hook: RabbitMQDelayHook) -> None:
-    found: DelayedDelivery = delivery_for("rabbit")
-    assert isinstance(found, RabbitMQDelayHook)
 
 
 @pytest.mark.usefixtures("empty_vhost")
@@ -74,56 +68,6 @@ def test_a_destination_of_any_kind_is_taken_as_it_is(hook: RabbitMQDelayHook, vh
     assert hook.install(["old"], create_destinations=True).ok
     hook.send(messages("old", [1]))
     assert len(vhost.collect("old", enough=1)) == 1
-
-
-@pytest.mark.usefixtures("empty_vhost")
-@pytest.mark.parametrize(
-    "name, arguments, argument, wanted, found",
-    [
-        ("delayed.hex.0000008", {**DELAYED.queue_arguments(7), "x-message-ttl": 9000}, "x-message-ttl", 8000, 9000),
-        (
-            "delayed.hex.0000010",
-            {**DELAYED.queue_arguments(15), "x-dead-letter-exchange": "else's"},
-            "x-dead-letter-exchange",
-            "delayed.hex.last-1",
-            "else's",
-        ),
-        ("delayed.hex.unroutable", {"x-queue-type": "classic"}, "x-queue-type", "quorum", "classic"),
-    ],
-)
-def test_what_differs_is_reported_and_left_alone(
-    hook: RabbitMQDelayHook,
-    vhost: VirtualHost,
-    name: str,
-    arguments: dict[str, object],
-    argument: str,
-    wanted: object,
-    found: object,
-) -> None:
-    with vhost.channel() as channel:
-        channel.queue_declare(name, durable=True, arguments=arguments)
-    with pytest.raises(TopologyError, match=f"queue {name} {argument}: wanted") as error:
-        hook.install([])
-    (problem,) = error.value.report.problems
-    assert (problem.state, problem.resource, problem.argument) == (State.DIFFERS, f"queue {name}", argument)
-    assert (problem.wanted, problem.found) == (wanted, found)
-    assert problem in hook.verify([]).problems
-    assert [queue["name"] for queue in vhost.manage("GET", "queues/{vhost}")] == [name]
-
-
-@pytest.mark.usefixtures("empty_vhost")
-def test_exchanges_that_differ_are_reported(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    with vhost.channel() as channel:
-        channel.exchange_declare("delayed.hex.delivery", exchange_type="topic", durable=True)
-        channel.exchange_declare("delayed.hex.last-1", exchange_type="fanout", durable=True)
-    problems = {found.resource: found for found in hook.install([], dry_run=True).problems}
-    delivery, level = problems["exchange delayed.hex.delivery"], problems["exchange delayed.hex.last-1"]
-    assert (delivery.argument, delivery.wanted, delivery.found) == (
-        "alternate-exchange",
-        "delayed.hex.unroutable",
-        None,
-    )
-    assert (level.argument, level.wanted, level.found) == ("type", "topic", "fanout")
 
 
 def test_verify_wants_only_the_levels_that_a_delay_needs(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -173,25 +117,12 @@ def test_what_a_message_looks_like(hook: RabbitMQDelayHook, vhost: VirtualHost) 
     assert a.headers["x-death"] != headers["x-death"]
 
 
-def test_a_message_that_is_due_goes_to_its_queue_at_once(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    vhost.declare("orders")
-    assert hook.send(messages("orders", [-3600, 0])).sent == 2
-    vhost.until(orders=2)
-
-
 def test_dotted_destinations_do_not_leak(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
     vhost.declare("Sales", "Acme.Sales")
     hook.send([*messages("Acme.Sales", [1] * 20, prefix="acme"), *messages("Sales", [1] * 10, prefix="own")])
     assert len(vhost.collect("Acme.Sales", enough=20)) == 20
     own = vhost.collect("Sales", enough=10)
     assert sorted(arrival.message_id for arrival in own) == sorted(f"own{number}" for number in range(10))
-
-
-def test_a_queue_that_was_declared_after_install_gets_its_messages(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    hook.install([])
-    vhost.declare("late")
-    hook.send(messages("late", [1]))
-    assert len(vhost.collect("late", enough=1)) == 1
 
 
 def test_a_missing_destination_is_an_error_and_nothing_is_sent(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:

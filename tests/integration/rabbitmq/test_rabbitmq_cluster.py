@@ -251,15 +251,6 @@ def test_two_of_three_nodes_are_frozen(cluster: Cluster, start: Start, client: i
     assert run.hook().send(messages("orders", [3000] * 20, prefix="stopped")).sent == 20
 
 
-def test_the_leaders_node_is_frozen_while_messages_wait(cluster: Cluster, start: Start) -> None:
-    run = start(cluster, client=cluster.nodes[0])
-    run.hook().send(messages("orders", [3000] * 300))
-    run.leader.freeze()
-    uncounted(run, "no answer in time")
-    cluster.restore()
-    eventually(lambda: run.hook().waiting().messages == 300)
-
-
 def test_two_of_three_nodes_are_killed_while_messages_wait(cluster: Cluster, start: Start) -> None:
     run = start(cluster, client=cluster.nodes[0])
     batch = messages("orders", [5] * 100, prefix="due")
@@ -272,29 +263,6 @@ def test_two_of_three_nodes_are_killed_while_messages_wait(cluster: Cluster, sta
     assert run.hook().send(batch).sent == len(batch)
     ids = {message.message_id for message in batch}
     assert ids <= {arrival.message_id for arrival in run.vhost.collect("orders", enough=ids)}
-
-
-def test_a_frozen_first_host_costs_a_call_a_few_seconds_once(cluster: Cluster, start: Start) -> None:
-    """Neither the leaders nor their majority are concerned."""
-    run = start(cluster, client=cluster.nodes[0])
-    # by a name that no other test has, for the process remembers which host answered
-    hook = run.hook(f"localhost:{run.other.port},{run.leader.host}:{run.leader.port}")
-    run.other.freeze()
-    calls: list[tuple[str, Callable[[], object]]] = [
-        # no send: RabbitMQ 3.10 makes no binding until the node that hangs is given up
-        ("verify", lambda: hook.verify(["orders"])),
-        ("verify again", lambda: hook.verify(["orders"])),
-        ("waiting", hook.waiting),
-    ]
-    seconds: dict[str, float] = {}
-    for name, call in calls:
-        began = time.monotonic()
-        call()
-        seconds[name] = round(time.monotonic() - began, 1)
-    TABLES["RabbitMQ clusters: seconds of calls while the first host is frozen"] = [str(seconds)]
-    # the login costs 5 s once
-    assert max(seconds.values()) < NAMED
-    assert max(seconds["verify again"], seconds["waiting"]) < NAMED - 5
 
 
 def test_the_leader_is_killed_when_all_is_due(cluster: Cluster, start: Start) -> None:

@@ -149,10 +149,3 @@ def test_a_user_who_may_not_configure_the_destination(
     assert sender.send(messages("orders", [0, 1])).sent == 2
     arrivals = vhost.collect("orders", enough=2)
     assert ways([arrival for arrival in arrivals if arrival.message_id == "m1"]) == {"delayed.hex.entry"}
-
-
-def test_a_level_that_is_entered_directly_makes_nothing_else(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    vhost.declare("orders")
-    before = {queue["name"] for queue in vhost.manage("GET", "queues/{vhost}")}
-    hook.send(messages("orders", [0, 1]))
-    assert {queue["name"] for queue in vhost.manage("GET", "queues/{vhost}")} == before

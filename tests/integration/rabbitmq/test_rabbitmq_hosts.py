@@ -107,17 +107,6 @@ def test_the_first_host_that_answers_is_used(
     assert account(vhost, batch) == {"arrived": 10, "twice": 0, "lost": 0, "early": 0}
 
 
-def test_a_host_that_takes_no_login_is_named(
-    hook: RabbitMQDelayHook, vhost: VirtualHost, proxies: tuple[Proxy, Proxy], connect: Connect
-) -> None:
-    one, other = proxies
-    other.close()
-    report = through(connect, vhost, one, other, management_url="none").verify([])
-    (finding,) = (finding for finding in report if finding.code == "node-down")
-    assert (finding.severity, finding.resource) == ("warning", f"host 127.0.0.1:{other.port}")
-    assert finding.found == "no login within 2 s: nothing listens on that host and port"
-
-
 def test_a_frozen_host_is_waited_for_once_in_a_process(
     hook: RabbitMQDelayHook, vhost: VirtualHost, connect: Connect
 ) -> None:

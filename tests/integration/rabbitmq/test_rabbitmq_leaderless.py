@@ -202,13 +202,6 @@ def test_what_is_refused_for_want_of_quorum_is_no_messages_failure(
     assert "Is a queue full, or without a leader?" in waiting.last_error
 
 
-def test_without_the_management_api_amqps_counts_are_all_there_is(using: Callable[..., RabbitMQDelayHook]) -> None:
-    blind = using(management_url="none")
-    blind.install(["orders"], create_destinations=True)
-    blind.send(messages("orders", [3000] * 2))
-    assert blind.waiting().messages == 2
-
-
 def test_the_page_shows_what_is_unknown_and_names_nodes_to_readers_alone(
     hook: RabbitMQDelayHook, served_page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,11 +86,6 @@ def test_the_job_and_the_dag_of_a_start(
     assert (again["sent"], again["stored"]) == (0, 0)
 
 
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in pages.links(page):
-        assert (page.parent / link.partition("#")[0]).resolve().exists(), link
-
-
 def test_options_and_figures_are_told(page: Path) -> None:
     text = page.read_text()
     assert [name for name in NAMES if f"`{name}`" not in text] == []

@@ -52,11 +52,6 @@ def of_day(flights: list[dict[str, str]], month: int, day: int) -> list[dict[str
     return [row for row in flights if (int(row["month"]), int(row["day"])) == (month, day)]
 
 
-def test_carrier_flight_and_origin_name_a_days_flight(flights: list[dict[str, str]]) -> None:
-    keys = {(row["month"], row["day"], *key(row)) for row in flights}
-    assert len(flights) == len(keys) == 336_776
-
-
 def test_a_replayed_day_begins_when_it_is_computed(flights: list[dict[str, str]], job: Run, tmp_path: Path) -> None:
     output = tmp_path / "reminders"
     before = datetime.now(timezone.utc)

@@ -229,17 +229,6 @@ def test_what_is_usual_is_read_by_its_columns(columns, rules):
     assert list(checked.first(2).messages()) == list(checked.messages())[:2]
 
 
-def test_many_messages_and_slices_of_them():
-    count = 3000
-    headers = pa.array([[("n", str(n))] * (n % 2) if n % 3 else None for n in range(count)], MAP)
-    numbers = [str(number) for number in range(count)]
-    columns = {"value": pa.array(numbers), "headers": headers, "due_at": pa.array([DUE] * count).cast(MICROS)}
-    rules = RowRules(anchor=ANCHOR, destination="mail")
-    records = pa.RecordBatch.from_pydict(columns)
-    found = both(records, rules)
-    assert both(records.slice(1234, 999), rules) == found[1234 : 1234 + 999]
-
-
 def test_text_that_is_no_utf8_is_a_problem_of_its_row():
     torn = pa.array([b"a", b"\xff", b"c"]).view(TEXT)
     for name in ("value", "destination", "message_id", "tag"):

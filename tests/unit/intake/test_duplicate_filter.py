@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,11 +19,3 @@ def test_ids_that_come_again_are_found_whether_in_memory_or_on_disk(parts, memor
     sieve.close()
     counts = Counter(one for part in parts for one in part)
     assert found == {hash(one) for one, count in counts.items() if count > 1}
-
-
-def test_files_are_removed():
-    sieve = DuplicateFilter(memory=8)
-    sieve.add(["a", "b", "c"])
-    folder = sieve._folder.name
-    sieve.close()
-    assert not Path(folder).exists()

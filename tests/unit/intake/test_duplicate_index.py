@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,16 +30,6 @@ def test_repeats_are_found_whether_in_memory_or_on_disk(rows, memory):
     assert found.copies == copies
     assert len(found.copies) == len(copies)
     assert set(found.conflicts) == conflicts
-
-
-def test_files_are_removed():
-    ledger = DuplicateIndex(memory=40)
-    for number in range(10):
-        ledger.add("same", b"0" * 16, number)
-    folder = ledger._folder.name
-    assert ledger.duplicates().copies == set(range(1, 10))
-    ledger.close()
-    assert not Path(folder).exists()
 
 
 def test_very_many_rows_of_one_id_take_little_memory():

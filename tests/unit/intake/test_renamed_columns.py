@@ -147,15 +147,6 @@ def test_columns_are_read_by_the_names_of_the_source(made, columns, rows, rules,
     assert {name: getattr(found[0], name) for name in expected} == expected
 
 
-def test_a_renamed_column_is_read_by_columns_as_fast_as_others(tmp_path):
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.Table.from_pylist(ROWS), path)
-    columns = {**BASE, "tag": "customer_id"}
-    source = open_source(fsspec.filesystem("file"), str(path), shown_as="rows")
-    [batch] = source.batches(ColumnRules(destination=True, columns=columns))
-    assert RowReader(RowRules(anchor=DUE, destination="mail", columns=columns)).check(batch) is not None
-
-
 @pytest.mark.parametrize(
     ("columns", "rows", "rules", "says"),
     [

@@ -38,15 +38,6 @@ def test_it_is_over_after_the_timeout() -> None:
     assert timer.over
 
 
-def test_each_answer_starts_it_over() -> None:
-    timer = Timer()
-    for answers in range(5):
-        assert timer.pass_on(50, answers=answers)[0] <= 10
-        assert not timer.over
-    timer.pass_on(10.5, answers=4)
-    assert timer.over
-
-
 def test_what_nothing_is_awaited_in_does_not_count() -> None:
     timer = Timer()
     assert timer.pass_on(500, awaits=False) == []
@@ -96,21 +87,3 @@ def test_each_of_several_hosts_has_a_share_of_the_time_and_the_whole_ends_the_se
         timer.pass_on(0.5)
         assert timer.host_over
         assert timer.over == (number * share == 60)
-
-
-def test_a_confirm_of_the_next_host_starts_all_of_it_over() -> None:
-    timer = Timer(hosts=2)
-    timer.pass_on(40)
-    timer.connect(0)
-    timer.pass_on(0.5, answers=1)
-    timer.pass_on(29, answers=1)
-    assert not timer.host_over
-    timer.pass_on(31, answers=1)
-    assert timer.over
-
-
-def test_pauses_between_connections_count() -> None:
-    timer = Timer()
-    timer.pass_on(30)
-    timer.add(30)
-    assert timer.over

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pika import ConnectionParameters
 
-from airflow_delayed.rabbitmq.connection import HostFailover, host_name, in_turn
+from airflow_delayed.rabbitmq.connection import HostFailover, in_turn
 
 
 def hosts(number: int, name: str = "rabbit") -> list[ConnectionParameters]:
     """Hosts of a name that no other test uses: which of them is tried first is remembered in the process."""
     return [ConnectionParameters(host=f"{name}{index}") for index in range(number)]
-
-
-@pytest.mark.parametrize("host, name", [("rabbit1", "rabbit1:5672"), ("::1", "[::1]:5672")])
-def test_a_host_is_named_with_its_port(host: str, name: str) -> None:
-    assert host_name(ConnectionParameters(host=host)) == name
 
 
 @given(st.integers(1, 5), st.lists(st.floats(0.1, 9), max_size=4))
@@ -47,15 +41,6 @@ def test_a_success_starts_the_waits_over_and_not_the_turns() -> None:
     turns.failed("gone", opened=False)
     assert (turns.host.host, turns.wait(), turns.tries) == ("success1", 1, 1)
     assert str(turns) == "success1:5672: cut; success0:5672: gone"
-
-
-def test_all_are_shut_only_if_not_one_of_a_round_opened() -> None:
-    turns = HostFailover(hosts(2, "shut"), [1, 2])
-    found = []
-    for opened in (False, True, False, False):
-        turns.failed("gone", opened=opened)
-        found.append(turns.none_opened)
-    assert found == [False, False, False, True]
 
 
 def test_the_host_behind_one_that_failed_is_the_first_of_the_next_send_too() -> None:

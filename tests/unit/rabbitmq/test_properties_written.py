@@ -162,23 +162,10 @@ def test_an_endpoint_reads_the_due_time_whatever_the_user_wrote(delay: int) -> N
     assert "NServiceBus.DeliverAt" not in read(MessagePropertiesWriter("plain").properties(message(), NOW, 90)).headers
 
 
-def test_nservicebus_properties_of_a_message_with_no_headers() -> None:
-    sent = read(MessagePropertiesWriter("nservicebus").properties(message(), NOW, 90))
-    assert sent.content_type == "application/octet-stream"
-    assert (sent.correlation_id, sent.reply_to, sent.type) == (None, None, None)
-
-
 def test_the_delay_is_an_int32() -> None:
     encoded = b"".join(MessagePropertiesWriter("nservicebus").properties(message(), NOW, 90).encode())
     name = b"NServiceBus.Transport.RabbitMQ.DelayInSeconds"
     assert bytes([len(name)]) + name + b"I\x00\x00\x00\x5a" in encoded
-
-
-def test_a_message_that_may_be_lost() -> None:
-    name = "NServiceBus.Transport.RabbitMQ.UseNonPersistentDelivery"
-    sent = read(MessagePropertiesWriter("nservicebus").properties(message(**{name: "True"}), NOW, 90))
-    assert sent.delivery_mode == 1
-    assert name not in sent.headers
 
 
 @pytest.mark.parametrize("delay, time_sent", [(0, "2020-01-01 00:00:00:000000 Z"), (90, nservicebus_time(NOW))])

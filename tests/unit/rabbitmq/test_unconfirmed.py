@@ -36,18 +36,3 @@ def test_of_two_with_one_id_neither_counts_as_confirmed() -> None:
     unconfirmed = published("a", "a")
     unconfirmed.returned("a", "queue is gone")
     assert settled(unconfirmed, 1) == settled(unconfirmed, 2) == [("a", "queue is gone")]
-
-
-def test_what_is_taken_out_keeps_its_order() -> None:
-    unconfirmed = published("a", "b", "c")
-    settled(unconfirmed, 1)
-    assert [entry.message.message_id for entry in unconfirmed.clear()] == ["b", "c"]
-    assert (len(unconfirmed), unconfirmed.last) == (0, 3)
-
-
-def test_tags_begin_again_with_each_channel() -> None:
-    unconfirmed = published("a", "b")
-    unconfirmed.clear()
-    unconfirmed.add(Entry(DelayedMessage(destination="q", body=b"", due_at=EPOCH, message_id="c")))
-    assert settled(unconfirmed, 1) == [("c", None)]
-    assert unconfirmed.settled == 3

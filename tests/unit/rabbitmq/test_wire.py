@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import importlib.util
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pika import BasicProperties, frame, spec
 
 from airflow_delayed.errors import LimitExceeded
-from airflow_delayed.rabbitmq import wire
 from airflow_delayed.rabbitmq.wire import Frames
 
 names = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
@@ -40,16 +36,3 @@ def test_properties_are_one_frame_at_most() -> None:
     assert Frames(1, size).message("", "q", b"", properties)
     with pytest.raises(LimitExceeded, match=r"^headers: .* more than a frame"):
         Frames(1, size - 1).message("", "q", b"", properties)
-
-
-def test_it_can_be_imported_where_pikas_internals_have_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pika.adapters.utils.nbio_interface", None)
-    spec_of = importlib.util.spec_from_file_location("wire_again", wire.__file__)
-    assert spec_of is not None
-    assert spec_of.loader is not None
-    again = importlib.util.module_from_spec(spec_of)
-    spec_of.loader.exec_module(again)
-    assert again.buffered_services() is None
-    services = wire.buffered_services()
-    assert services is not None
-    services.close()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from support.stores import Transport
 
-from airflow_delayed.sending import PROGRESS_SECONDS, Route
+from airflow_delayed.sending import Route
 from airflow_delayed.spark.options import settings_of
 from airflow_delayed.spark.partition import PartitionFailed, PartitionSend, place_of
 from airflow_delayed.spark.reporting import PartitionCounts
@@ -85,21 +85,6 @@ def test_messages_go_in_batches_across_those_of_arrow() -> None:
     assert attempt.progress == [4, 8, 10]
 
 
-def test_progress_is_told_at_a_rate(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    attempt = Attempt(Transport(), batch_rows="1")
-    rows = batches({f"m{number}": HOUR for number in range(40)}, size=1)
-
-    def slow() -> Iterator[pa.RecordBatch]:
-        for row in rows:
-            attempt.time += PROGRESS_SECONDS / 4
-            yield row
-
-    attempt.run(slow())
-    assert len(caplog.messages) == 10
-    assert caplog.messages[0] == "partition 4: 4 messages sent or stored so far"
-
-
 def test_a_dry_run_only_counts() -> None:
     broker = Transport()
     counts = Attempt(broker, dry=True).run(batches({"a": HOUR, "b": HOUR}))
@@ -144,12 +129,6 @@ def test_past_due() -> None:
     assert broker.ids == ["old", "late", "new"]
     Attempt(broker := Transport(), max_past="7200").run(batches(dues))
     assert broker.ids == ["old", "late", "new"]
-
-
-def test_columns_that_mean_nothing_are_not_looked_at() -> None:
-    broker = Transport()
-    Attempt(broker, columns="{}").run(batches({"a": HOUR}, colour=[object.__name__]))
-    assert broker.ids == ["a"]
 
 
 def test_columns_of_another_name() -> None:

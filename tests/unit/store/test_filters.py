@@ -1,58 +1,15 @@
-"""A filter from the keywords of a method, and as the key of a cache of statements."""
+"""A filter from the keywords of a method."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from sqlalchemy import select
 
 from airflow_delayed.errors import NaiveTime, NullCriterion
-from airflow_delayed.identity import SentBy
-from airflow_delayed.store.filters import OWN, MessageFilter, MessageState, filter_of, moments
-from airflow_delayed.store.schema import store_tables
+from airflow_delayed.store.filters import OWN, MessageFilter, MessageState, filter_of
 
-TABLES = store_tables()
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
-TEXTS = st.none() | st.text(max_size=3)
-TIMES = st.datetimes(timezones=st.just(timezone.utc))
-SENDERS = st.fixed_dictionaries(
-    {"dag_id": st.text()},
-    optional={"run_id": st.text(max_size=3), "task_id": st.text(max_size=3), "map_index": st.integers(-1, 3)},
-)
-FILTERS = st.builds(
-    MessageFilter,
-    destination=TEXTS,
-    deliver_conn_id=TEXTS | st.just(OWN),
-    tag=TEXTS,
-    due_from=st.none() | TIMES,
-    due_until=st.none() | TIMES,
-    states=st.none() | st.lists(st.sampled_from(MessageState), max_size=3),
-    sent_by=st.none() | SENDERS.map(lambda names: SentBy(**names)),
-)
-
-
-@given(FILTERS)
-def test_a_statement_lacks_nothing_but_the_moment(wanted: MessageFilter):
-    """So the next page, of the same filter, is read by the same statement."""
-    assert hash(wanted) is not None
-    for where in ("messages", "failed"):
-        conditions = wanted.conditions(TABLES, where)
-        if conditions is not None:
-            made = select(TABLES.messages.c.Id).where(*conditions).compile()
-            missing = {name for name, value in made.params.items() if value is None}
-            assert missing <= moments(NOW).keys()
-            assert not missing or (where == "messages" and wanted.states)
-
-
-def test_equal_filters_are_one_key():
-    def made(tag: str) -> MessageFilter:
-        return MessageFilter(tag=tag, due_from=NOW, states=[MessageState.DUE], sent_by=SentBy(dag_id="d"))
-
-    assert len({made("a"), made("a"), made("b")}) == 2
-    assert MessageFilter(deliver_conn_id=OWN) != MessageFilter(deliver_conn_id="own")
 
 
 def test_the_keywords_of_a_filter():

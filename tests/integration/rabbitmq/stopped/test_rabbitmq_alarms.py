@@ -120,46 +120,6 @@ def test_nothing_is_written_during_an_alarm(
     assert 11 < before == after <= 20
 
 
-def test_an_alarm_is_no_silence_of_the_broker(
-    broker: rabbitmq.Broker,
-    hook: Hook,
-    vhost: VirtualHost,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Ten minutes of alarm, by the clock of the send, are not the minute without a confirm that ends a send."""
-    monkeypatch.setattr("airflow_delayed.rabbitmq.confirm_timer._INTERVAL", 0.05)
-    now = 0.0
-
-    def clock() -> float:
-        nonlocal now
-        now += 6 if "takes no messages" in caplog.text and "has ended" not in caplog.text else 0
-        return now
-
-    def stream() -> Iterator[DelayedMessage]:
-        for number, message in enumerate(messages("orders", [0] * 3000)):
-            if number == 1500:
-                broker.alarm()
-                watch.start()
-            yield message
-
-    def end() -> None:
-        try:
-            eventually(lambda: now >= 600)
-        finally:
-            broker.end_alarm()
-
-    watch = threading.Thread(target=end)
-    parameters = vhost.parameters
-    parameters.blocked_connection_timeout = 300
-    try:
-        assert Publisher(parameters, conn_id="rabbit", monotonic=clock).send(stream()).sent == 3000
-    finally:
-        broker.end_alarm()
-    watch.join()
-    assert "has confirmed nothing" not in caplog.text
-
-
 def test_an_alarm_that_lasts_is_an_error(broker: rabbitmq.Broker, hook: Hook, vhost: VirtualHost) -> None:
     batch = messages("orders", [0] * 3000)
 

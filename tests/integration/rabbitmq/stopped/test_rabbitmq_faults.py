@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from support.rabbitmq import VirtualHost, messages
@@ -65,36 +64,6 @@ def test_a_broker_that_restarts_in_the_middle_of_a_batch(
     # at most what was unconfirmed when the connection was lost
     assert twice <= 1000
     assert [arrival for arrival in arrivals if arrival.received_at < arrival.due_at] == []
-
-
-def test_a_connection_that_is_cut_is_made_again(hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
-    batch = messages("orders", [0.5] * 2500)
-    cut = 0
-
-    def stream() -> Iterator[DelayedMessage]:
-        nonlocal cut
-        for number, message in enumerate(batch):
-            if number in (800, 2300):
-                cut += _cut(vhost)
-            yield message
-
-    assert hook.send(stream()).sent == 2500
-    assert cut >= 1, "the management API named no connection"
-    times = Counter(arrival.message_id for arrival in vhost.collect("orders", enough=2500))
-    assert len(times) == 2500
-
-
-def _cut(vhost: VirtualHost) -> int:
-    """Have the broker close every connection to the virtual host; it knows of them after a few seconds only."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        names = [found["name"] for found in vhost.manage("GET", "vhosts/{vhost}/connections") if found.get("name")]
-        for name in names:
-            vhost.manage("DELETE", f"connections/{quote(name)}")
-        if names:
-            return len(names)
-        time.sleep(0.2)
-    return 0
 
 
 def test_a_broker_that_stays_away(broker: rabbitmq.Broker, hook: RabbitMQDelayHook, vhost: VirtualHost) -> None:
@@ -189,13 +158,3 @@ def test_an_interrupt_loses_nothing_that_was_written(hook: RabbitMQDelayHook, vh
     with pytest.raises(KeyboardInterrupt):
         hook.send(stream())
     assert len(vhost.collect("orders", enough=10)) == 10
-
-
-def test_the_hooks_clock_is_the_present(
-    vhost: VirtualHost, hook: RabbitMQDelayHook, connect: Callable[..., str]
-) -> None:
-    """By a clock that stands at the due time a message is due, however far off that is by the machine's."""
-    batch = messages("orders", [1000] * 3)
-    later = RabbitMQDelayHook(connect("later", **vhost.connection), clock=lambda: batch[0].due_at)
-    assert later.send(batch).sent == 3
-    assert len(vhost.collect("orders", enough=3)) == 3
