@@ -316,8 +316,8 @@ class SendFailed(DelayedError):
 
     Sending the same messages again is safe: their ids stay the same, so a duplicate can be recognised.
 
-    :param refusing: destinations that take no messages at present, such as full queues; another try may help.
-    :param silent: those of them that have not confirmed their messages in time: these may still arrive.
+    :param refusing: destinations that take no messages at present, such as full queues; another try may help. What is
+        not confirmed in time may still arrive.
     """
 
     def __init__(
@@ -326,7 +326,6 @@ class SendFailed(DelayedError):
         report: SendReport,
         failures: Sequence[tuple[str, str]],
         refusing: Collection[str] = (),
-        silent: Collection[str] = (),
     ) -> None:
         reasons = some(_by_reason(failures))
         super().__init__(
@@ -336,7 +335,6 @@ class SendFailed(DelayedError):
         self.report = report
         self.failures = tuple(failures)
         self.refusing = frozenset(refusing)
-        self.silent = frozenset(silent)
 
 
 def _by_reason(failures: Sequence[tuple[str, str]]) -> list[str]:

@@ -50,8 +50,6 @@ class Backlog:
     refused: dict[Entry, float] = field(default_factory=dict)
     #: Destinations that refuse messages, or do not confirm them, in a send that does not try them again.
     refusing: set[str] = field(default_factory=set)
-    #: Those of them that confirm nothing.
-    silent: set[str] = field(default_factory=set)
     _again: deque[Entry] = field(default_factory=deque)
     _failures: list[tuple[str, str]] = field(default_factory=list)
     _cause: BaseException | None = None
@@ -123,7 +121,7 @@ class Backlog:
         if self._cause is not None and (self._from_source or not self.published or not self._failures):
             raise self._cause
         if self._failures:
-            raise SendFailed(self.conn_id, self.report, self._failures, self.refusing, self.silent) from self._cause
+            raise SendFailed(self.conn_id, self.report, self._failures, self.refusing) from self._cause
         return self.report
 
 

@@ -346,8 +346,10 @@ class Session:
         entries = [*self._unconfirmed.take_out(silent), *introduced]
         if self._windows is not None:
             entries += self._windows.take_out(silent)
+        for name in silent:
+            # its next message is sent over a channel of its own again
+            self._destinations.direct.pop(name, None)
         for entry in entries:
-            self._backlog.silent.add(entry.message.destination)
             self._backlog.refuse(entry, f"{_SLOW} {watch.seconds:g} s.")
         if (blocking or self._blocked_channels > _INTRODUCED) and self._connection.is_open:
             self._end(SilentDestination())

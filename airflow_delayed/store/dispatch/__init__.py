@@ -17,12 +17,11 @@ a destination refuses (full)   All its messages wait in the store, late, with no
                                every 10 s (60 s if hundreds of destinations       ClaimRound.served
                                refuse). Others go on, except in the levels of     attempt.py: decide
                                ``rabbitmq/``.
-a destination hangs            A dispatcher that stays moves a queue of RabbitMQ  dispatcher.py: Dispatcher._transport
-                               to a second connection after 1 s, where a send     worker.py: ConnectionWorker._rest,
-                               waits up to 10 s for it. Others go on; its         ConnectionWorker.suspects, SILENCE,
-                               messages are late, with no try counted, and may    PATIENT_SILENCE
-                               come twice. A run that does not stay waits as for
-                               a broker that is away.
+a destination hangs            To a dispatcher that stays, a queue of RabbitMQ    dispatcher.py: Dispatcher._transport
+                               that confirms nothing for 1 s refuses. Others wait worker.py: SILENCE, _Resting.note
+                               as long for each try; its messages may come twice.
+                               A run that does not stay waits as for a broker
+                               that is away.
 one message is refused         It is tried again 7 times, after 1 s, 2 s, 4 s,    attempt.py: decide, FIRST_RETRY,
                                ... 64 s, less up to half by chance; then it is    LONGEST_RETRY
                                given up. In a queue table a constraint, a         clock.py: next_sleep

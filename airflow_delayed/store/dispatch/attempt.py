@@ -86,8 +86,6 @@ class DeliveryResult:
     closed_destinations: dict[str, str] = field(default_factory=dict)
     #: Destinations that take no messages at present, and why.
     refusing: dict[str, str] = field(default_factory=dict)
-    #: Those of them that have not confirmed their messages in time.
-    silent: set[str] = field(default_factory=set)
     #: A send with at least one message ended without an error of the connection, so the broker answers.
     answered: bool = False
     #: The error of a connection that failed: messages neither confirmed nor failed may have been sent, or not.
@@ -340,7 +338,6 @@ def _part(result: DeliveryResult, feed: _Feed, error: SendFailed) -> Sequence[De
                 result.failures[message.message_id] = Failure(reason, final, refused)
                 if refused:
                     result.refusing.setdefault(to, reason)
-    result.silent |= error.silent
     others = [message for message in feed.taken if message.message_id not in named]
     if error.report.sent + error.report.duplicates == len(others):
         result.confirmed += [message.message_id for message in others]

@@ -44,7 +44,7 @@ from airflow_delayed.store.dispatch.report import (
     staying,
 )
 from airflow_delayed.store.dispatch.repository import DispatchRepository
-from airflow_delayed.store.dispatch.worker import PATIENT_SILENCE, SILENCE, ConnectionWorker, QueueTableWorker
+from airflow_delayed.store.dispatch.worker import SILENCE, ConnectionWorker, QueueTableWorker
 from airflow_delayed.store.engine import CarriedClock
 from airflow_delayed.store.overview import count_overdue
 from airflow_delayed.store.policy import DispatchPolicy, check_connections
@@ -80,7 +80,7 @@ class Dispatcher:
 
     :meth:`run` does everything. A caller with its own sleep calls :meth:`once` for each pass, :meth:`next_due` for the
     length of the sleep, :meth:`finish` at the end, and :meth:`close` in any case; from one thread at a time.
-    :meth:`stop` may be called from any thread. A dispatcher has two to four threads for each connection, one more if it
+    :meth:`stop` may be called from any thread. A dispatcher has two threads for each connection, one more if it
     stays, which keeps the connection open and looks at it each second, and one each for the leases, the signs of life,
     the watchdog and forgetting old ids; :meth:`close` joins them.
 
@@ -162,8 +162,6 @@ class Dispatcher:
         self._threads: ThreadPoolExecutor | None = None
         #: What is at work, in this pass or since an earlier one.
         self._running: dict[ConnectionWorker | QueueTableWorker, Future[Any]] = {}
-        #: Workers that have a second worker for their suspects.
-        self._with_second: set[ConnectionWorker] = set()
         #: When the last pass began.
         self._began = datetime.min
         self._failures: dict[str, str] = {}
@@ -284,7 +282,7 @@ class Dispatcher:
         if not self._until_stopped or not isinstance(worker, ConnectionWorker):
             return False
         try:
-            worker.renew(self._transport(worker.conn_id, for_suspects=worker.for_suspects))
+            worker.renew(self._transport(worker.conn_id))
         except Exception as error:
             # the connection is not defined any more, or of an unknown type
             worker.unavailable, worker.cause = explained(error), error
@@ -493,34 +491,30 @@ class Dispatcher:
                     # an undefined connection, or one of an unknown type, does not hold up the others
                     self._unavailable[conn_id] = explained(error), error
                     log.error("connection %r cannot be used: %s", conn_id, explained(error))
-            # two for each connection, and two for its suspects
-            self._threads = ThreadPoolExecutor(4 * len(self._workers) + 1, "delayed-dispatch")
+            self._threads = ThreadPoolExecutor(2 * len(self._workers) + 1, "delayed-dispatch")
         for worker in [one for one in self._workers if isinstance(one, ConnectionWorker)]:
-            if worker.suspects and not worker.for_suspects and worker not in self._with_second:
-                self._with_second.add(worker)
-                self._workers.append(self._worker(worker.conn_id, worker.suspects))
             if not self._at_work(worker):
                 worker.refresh()
         return self._workers
 
-    def _worker(self, conn_id: str, suspects: set[str] | None = None) -> ConnectionWorker | QueueTableWorker:
+    def _worker(self, conn_id: str) -> ConnectionWorker | QueueTableWorker:
         counter = DispatchCounter(conn_id, *self._meters)
         if conn_id == self._conn_id:
             return QueueTableWorker(self._repository, counter, self._schema)
-        transport = self._transport(conn_id, for_suspects=suspects is not None)
+        transport = self._transport(conn_id)
         ahead, reach = CLAIMED_AHEAD if self._stays else timedelta(0), self._reach(conn_id, transport)
-        worker = ConnectionWorker(self._repository, counter, transport, reach, ahead, suspects)
-        if self._stays and suspects is None:
+        worker = ConnectionWorker(self._repository, counter, transport, reach, ahead)
+        if self._stays:
             worker.keep_open()
             self._tickers.append(Ticker("delayed-connection", SERVICE_EVERY, worker.service))
         return worker
 
-    def _transport(self, conn_id: str, *, for_suspects: bool) -> Delivery:
+    def _transport(self, conn_id: str) -> Delivery:
         transport = with_defaults(self._transports(conn_id, self._clock))
         transport.patient = False
         if self._stays:
             # a dispatcher that ends would leave the messages to its next run, though a broker hangs for a moment only
-            transport.silence = PATIENT_SILENCE if for_suspects else SILENCE
+            transport.silence = SILENCE
         return transport
 
     def _reach(self, conn_id: str, transport: Delivery) -> Reach:

@@ -8,7 +8,6 @@ message. These destinations have cursors of their own, and the cursors take turn
 - A destination whose messages are late, and wait behind a backlog of others, or before the place where the main cursor
   is. The dispatcher looks for such destinations every second.
 - A destination that has rested, and is tried again, with :data:`TRIED` messages. If there is none, it is forgotten.
-- Each one of a worker that has no main cursor.
 
 A destination that is paused (:mod:`airflow_delayed.store.pauses`) rests; for a connection that is paused nothing is
 claimed.
@@ -36,7 +35,7 @@ _LATE = timedelta(seconds=5)
 _LOOK_EVERY = 1.0
 #: The most destinations of one look, which takes a query for each; the next look goes on behind them.
 _MOST_DESTINATIONS = 100
-#: Until when a destination rests that is paused, or has moved to another worker.
+#: Until when a destination rests that is paused.
 NEVER = datetime.max.replace(tzinfo=UTC)
 #: The most messages with which a destination is tried again that has rested, and the most such destinations at a time.
 TRIED, MOST_TRIED = 10, 5
@@ -49,7 +48,6 @@ class ClaimTurns:
     :param cursors: the one whose turn is next comes first. One of them, the main one, has no destination: it takes all
         messages except those of destinations that rest or are tried again.
     :param resting: destinations that take no messages at present, and until when none is claimed for them.
-    :param only: the destinations of a worker without a main cursor; None: it has one.
     :param idle: destinations that were to be tried again, and have no message.
     :param looked_up_to: the last look for waiting destinations ended with this one.
     :param look_at: when to look again, by the monotonic clock.
@@ -58,7 +56,6 @@ class ClaimTurns:
 
     cursors: Sequence[ClaimCursor]
     resting: Mapping[str, datetime] = field(default_factory=dict)
-    only: Sequence[str] | None = None
     idle: Collection[str] = ()
     looked_up_to: str = ""
     look_at: float = 0.0
@@ -86,19 +83,12 @@ class ClaimTurns:
         rest = {name for name, until in self.resting.items() if until > now}
         # some at a time: each takes a part of what a transaction claims
         tried = sorted(self.resting.keys() - rest)[:MOST_TRIED]
-        own = set(tried) if self.only is None else set(self.only) - rest
         main, excluded = self.main, sorted(self.resting)
         there = {one.destination for one in self.cursors} - {None}
-        if (
-            list(main.excluded) == excluded
-            and own <= there
-            and not there & rest
-            and (self.only is None or there == own)
-        ):
+        if list(main.excluded) == excluded and there.issuperset(tried) and not there & rest:
             return self
-        cursors = [_own(main, name) for name in sorted(own)]
-        if self.only is None:
-            cursors += [one for one in self.cursors if one.destination not in {None, *own, *rest, *main.excluded}]
+        cursors = [_own(main, name) for name in tried]
+        cursors += [one for one in self.cursors if one.destination not in {None, *tried, *rest, *main.excluded}]
         if not set(main.excluded).issubset(excluded):
             main = from_oldest(main)
         return replace(self, cursors=(*cursors, replace(main, excluded=excluded)))
@@ -160,10 +150,7 @@ class ClaimRound:
         self._waiting = deque(self._turns.cursors)
         self._ended: list[ClaimCursor] = []
         self._idle: set[str] = set()
-        if turns.only is not None:
-            self._waiting.remove(self._turns.main)
-            self._ended.append(self._turns.main)
-        elif turns.resting:
+        if turns.resting:
             self._look_for_late(now - _LATE)
 
     def next(self, most: int) -> tuple[ClaimCursor, int] | None:
@@ -199,7 +186,7 @@ class ClaimRound:
         elif not rows and not from_oldest:
             # there may be older ones
             self._waiting.append(cursor)
-        elif name is None or self._turns.only is not None:
+        elif name is None:
             self._ended.append(cursor)
 
     def end(self) -> ClaimTurns:
@@ -209,7 +196,7 @@ class ClaimRound:
     def _look_for_late(self, due_by: datetime, served: Collection[str] = ()) -> None:
         """Give cursors to destinations that have messages due by a time, and whose turn the main cursor delays."""
         began = self._monotonic()
-        if began < self._turns.look_at or self._turns.only is not None:
+        if began < self._turns.look_at:
             return
         main = self._turns.main
         others = {*served, *main.excluded, *(one.destination for one in self._turns.cursors)}
@@ -253,10 +240,6 @@ def next_claim(connection: Connection, tables: Tables, turns: ClaimTurns, now: d
     if turns.paused:
         return soon
     moments: list[datetime | None] = [until for until in turns.resting.values() if until > now]
-    if turns.only is not None:
-        # a query for each would take longer than the pass that it spares
-        moments += [soon for name in turns.only if turns.resting.get(name, now) <= now][:1]
-        return min(filter(None, moments), default=None)
     # messages that were due before are looked for every second; what is skipped may be all that falls due later
     since, until = (turns.caught_up(now), soon) if turns.skips else (None, None)
     first = claim.next_entry(connection, tables, turns.main, now, since, until)

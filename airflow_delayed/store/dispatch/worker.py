@@ -9,7 +9,7 @@ one transaction of the store's own database.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, wait
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -46,7 +46,7 @@ from airflow_delayed.store.dispatch.report import (
 )
 from airflow_delayed.store.dispatch.repository import DispatchRepository
 from airflow_delayed.store.dispatch.settle import BatchOutcome, Row
-from airflow_delayed.store.dispatch.turns import NEVER, ClaimTurns
+from airflow_delayed.store.dispatch.turns import ClaimTurns
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +71,9 @@ FIRST_REST, LONGEST_REST, LONGEST_OF_MANY = 1.0, 10.0, 60.0
 _TRIED_A_SECOND = 10
 #: Seconds without a message for a missing destination, after which it is no trouble of the present any more.
 MISSING_FOR = 15.0
-#: Seconds after which a destination that confirms nothing moves to a second connection, which such destinations share;
-#: and after which that one gives up waiting for its confirms. They are few there, so each may be slow.
-SILENCE, PATIENT_SILENCE = 1.0, 10.0
+#: Seconds after which a destination that confirms nothing takes no messages at present. Each try of it holds up others
+#: for as long.
+SILENCE = 1.0
 #: Seconds between two checks of the leases during a send; a lease is renewed long before it ends.
 CHECK_SECONDS = 0.05
 #: Seconds of a look at a connection without an answer, after which it does not work; and from one look whether a run
@@ -181,11 +181,10 @@ class _Resting:
             for kind, name, one in found[:MOST_TROUBLES]
         ]
 
-    def note(self, rows: Sequence[Row], result: DeliveryResult, now: datetime, *, moved: Collection[str] = ()) -> None:
+    def note(self, rows: Sequence[Row], result: DeliveryResult, now: datetime) -> None:
         """Let destinations rest that refused messages, each time longer, until one is confirmed.
 
         :param rows: of the attempt.
-        :param moved: destinations that are tried otherwise.
         """
         if self._rests or self._missing:
             confirmed = set(result.confirmed)
@@ -197,12 +196,12 @@ class _Resting:
             known = self._missing.get(name)
             self._missing[name] = _Missing(reason, now if known is None else known.since, now)
         for name, reason in result.refusing.items():
-            if name in moved:
-                continue
             before = self._rests.get(name)
             refusals = 1 if before is None else before.refusals + 1
             longest = min(LONGEST_OF_MANY, max(LONGEST_REST, len(self._rests) / _TRIED_A_SECOND))
-            until = now + timedelta(seconds=next_sleep(refusals, first=FIRST_REST, longest=longest))
+            # not by chance: destinations that hang are tried together, for each such send takes SILENCE
+            pause = next_sleep(refusals, first=FIRST_REST, longest=longest, chance=lambda: 0)
+            until = now + timedelta(seconds=pause)
             self._rests[name] = _Rest(until, refusals, reason, now if before is None else before.since)
             if before is None:
                 log.warning(
@@ -227,8 +226,6 @@ class ConnectionWorker:
 
     :param reach: how long before its due time a message is dispatched.
     :param ahead: how long before it is dispatched a message may be claimed; it is leased until then.
-    :param suspects: of another worker of this connection: this one dispatches only what is for these destinations, over
-        a connection of its own, and removes destinations that confirm in time again.
     """
 
     def __init__(
@@ -238,12 +235,7 @@ class ConnectionWorker:
         transport: Delivery,
         reach: Reach,
         ahead: timedelta = timedelta(0),
-        suspects: set[str] | None = None,
     ) -> None:
-        #: Destinations that have not confirmed messages in time.
-        self.suspects: set[str] = set() if suspects is None else suspects
-        #: Whether it dispatches what is for the suspects, not what is for the others.
-        self.for_suspects = suspects is not None
         self.conn_id = conn_id = counter.conn_id
         self.counter = counter
         self._look(reach.now, ahead)
@@ -482,14 +474,9 @@ class ConnectionWorker:
             now = repository.clock()
             refused = self._policy.refused(row["Destination"] for row in rows)
             closed = {**self._closed_destinations, **result.closed_destinations, **refused}
-            resting = self._resting.reasons(now)
-            if not self.for_suspects:
-                resting |= dict.fromkeys(list(self.suspects), "it has not confirmed messages in time")
-            messages = decode_rows(rows, closed, now, result, {**resting, **result.refusing})
+            messages = decode_rows(rows, closed, now, result, {**self._resting.reasons(now), **result.refusing})
             began = repository.monotonic()
             deliver(self._transport, messages, now, guard, result)
-            if self.for_suspects and repository.monotonic() - began < SILENCE:
-                self._clear_of_suspicion(rows, result)
             # a send that waits for due times says nothing of the transport's speed
             if not result.stopped and (not self._ahead or rows[-1]["Time"] <= now):
                 self._adapt(repository.monotonic() - began)
@@ -502,7 +489,7 @@ class ConnectionWorker:
             self._backoff.reset()
         error, error_destination = result.connection_error, self._policy.error_destination
         now = repository.clock()
-        self._rest(batches, result, now)
+        self._resting.note([row for batch in batches for row in batch.rows], result, now)
         retries, rests = self._policy.number_of_retries, self._resting.until()
         outcomes = decide([batch.rows for batch in batches], result, retries, now, rests=rests)
         for batch, outcome in zip(batches, outcomes, strict=True):
@@ -512,35 +499,9 @@ class ConnectionWorker:
                 error = self._dead_letter(outcome, error_destination, guard, error)
         return error
 
-    def _rest(self, batches: Sequence[ClaimedBatch], result: DeliveryResult, now: datetime) -> None:
-        """Let destinations rest that refused messages, and move destinations that did not confirm in time."""
-        silent = set() if self.for_suspects else result.silent
-        for name in sorted(silent - self.suspects):
-            log.warning(
-                "connection %r: destination %r has not confirmed messages for %g s; from now on they go over a second"
-                " connection, so that others do not wait for it",
-                self.conn_id,
-                name,
-                SILENCE,
-            )
-        self.suspects |= silent
-        self._resting.note([row for batch in batches for row in batch.rows], result, now, moved=silent)
-
-    def _clear_of_suspicion(self, rows: Sequence[Row], result: DeliveryResult) -> None:
-        """Let destinations return to the first connection that have confirmed all their messages in time."""
-        confirmed = set(result.confirmed)
-        failed = {row["Destination"] for row in rows if row["Id"] not in confirmed}
-        for name in sorted({row["Destination"] for row in rows} - failed):
-            self._resting.forget([name])
-            self.suspects.discard(name)
-            log.warning("connection %r: destination %r confirms messages in time again", self.conn_id, name)
-
     def _with_rests(self) -> ClaimTurns:
-        """Return the turns without destinations that rest, and without or with only the suspects."""
-        names = sorted(self.suspects)
-        if self.for_suspects:
-            return replace(self.turns, resting=self._resting.until(), only=tuple(names))
-        return replace(self.turns, resting={**self._resting.until(), **dict.fromkeys(names, NEVER)})
+        """Return the turns without destinations that rest."""
+        return replace(self.turns, resting=self._resting.until())
 
     def _adapt(self, took: float) -> None:
         """Send more at a time if the last send was fast, and less if it took too long."""

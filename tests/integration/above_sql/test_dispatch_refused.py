@@ -20,7 +20,7 @@ from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from services import rabbitmq, sqs
 
 SECOND = timedelta(seconds=1)
-FROZEN = [f"frozen{number}" for number in range(12)]
+FROZEN = [f"frozen{number}" for number in range(5)]
 FULL = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
 
 
@@ -182,27 +182,18 @@ def test_queues_that_confirm_nothing_hold_up_no_other(
         # all at the same time
         assert (hook.now() - due).total_seconds() < 10
         for name in FROZEN:
-            assert f"destination '{name}' has not confirmed messages for 1 s" in caplog.text
+            assert f"destination '{name}' takes no messages: it has confirmed nothing for 1 s" in caplog.text
         for number in range(3):
             hook.send([message(f"next{number}", hook.now() - SECOND, destination="orders")])
             assert made.once(60).dispatched == 1
         assert {one.retry_count for one in hook.list()} == {0}
         assert len(list(hook.list())) == 50 * len(FROZEN)
         frozen()
-        later: list[str] = []
-
-        def all_are_back() -> bool:
-            # what was confirmed a little late returns nobody to the first connection: the next message does
-            sent = [message(f"later{len(later)}-{name}", hook.now() - SECOND, destination=name) for name in FROZEN]
-            hook.send(sent)
-            later.extend(one.message_id for one in sent)
-            made.once(60)
-            return all(f"destination '{name}' confirms messages in time again" in caplog.text for name in FROZEN)
-
-        eventually(all_are_back)
-        eventually(lambda: made.once(60) is not None and not list(hook.list()))
+        eventually(lambda: made.once(60) is not None and not list(hook.list()), 120)
+        for name in FROZEN:
+            assert f"destination '{name}' takes messages again" in caplog.text
     made.finish()
-    wanted = {f"{name}-{n}" for n in range(50) for name in names} | {f"next{n}" for n in range(3)} | {*later}
+    wanted = {f"{name}-{n}" for n in range(50) for name in names} | {f"next{n}" for n in range(3)}
     assert {one.message_id for one in own_vhost.collect(*names, enough=wanted)} == wanted
 
 
