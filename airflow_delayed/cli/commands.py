@@ -110,11 +110,8 @@ def cancel_(args: Namespace) -> None:
 def restore_(args: Namespace) -> None:
     """``airflow delayed restore``."""
     with store_of(args) as store:
-
-        def work(**options: Any) -> Outcomes:
-            return store.restore(overdue_ok=args.overdue_ok, **selection_of(args), **options)
-
-        run_change(args, work)
+        more = {"overdue_ok": args.overdue_ok, **selection_of(args)}
+        run_change(args, lambda **options: store.restore(**more, **options))
 
 
 @suppress_logs_and_warning
@@ -122,11 +119,8 @@ def reschedule_(args: Namespace) -> None:
     """``airflow delayed reschedule``."""
     with store_of(args) as store:
         due_at = None if args.due_at is None else parse_moment("--due-at", args.due_at)
-
-        def work(**options: Any) -> Outcomes:
-            return store.reschedule(due_at=due_at, delay=args.delay, **selection_of(args), **options)
-
-        run_change(args, work)
+        more = {"due_at": due_at, "delay": args.delay, **selection_of(args)}
+        run_change(args, lambda **options: store.reschedule(**more, **options))
 
 
 @suppress_logs_and_warning
@@ -326,16 +320,17 @@ def run_change(args: Namespace, work: Callable[..., Outcomes]) -> None:
         changes = would.total if args.subcommand == "erase" else would.changed
         if not changes:
             print("No message would be changed.", file=sys.stderr)
-        elif not _agreed(would):
+        elif not confirmed(would.in_words):
             raise SystemExit("Nothing was changed.")
         found = work(**by) if changes else would
-    rows = _by_id(found) if by_ids else by_outcome(found)
     ahead = found.out_of_reach.rows()
-    if by_ids or not ahead:
-        show(rows, args.output)
+    if by_ids:
+        show([{"message_id": name, "outcome": outcome.value} for name, outcome in found.items()], args.output)
+    elif not ahead:
+        show(by_outcome(found), args.output)
     else:
         # on standard output too, for who reads no other
-        rows += [{"outcome": NOT_DUE, "examples": [], **row} for row in ahead]
+        rows = by_outcome(found) + [{"outcome": NOT_DUE, "examples": [], **row} for row in ahead]
         show([{"until": None, "deliver_conn_id": None, **row} for row in rows], args.output, NOT_DUE_COLUMNS)
     for text in filter(None, (str(found.out_of_reach), found.beyond)):
         print(text, file=sys.stderr)
@@ -346,10 +341,6 @@ def actor_of(args: Namespace) -> str:
     return f"{system_user()}, for {args.actor}" if args.actor else system_user()
 
 
-def _agreed(would: Outcomes) -> bool:
-    return confirmed(would.in_words)
-
-
 def confirmed(what: str) -> bool:
     """Ask on the terminal whether to go on, and return the answer; without a terminal it is no."""
     # not by input(), which writes the question where the output goes
@@ -358,10 +349,6 @@ def confirmed(what: str) -> bool:
     if not agreed and not sys.stdin.isatty():
         print("No: there is no terminal to answer on; pass --yes. ", end="", file=sys.stderr)
     return agreed
-
-
-def _by_id(found: Outcomes) -> list[dict[str, Any]]:
-    return [{"message_id": name, "outcome": outcome.value} for name, outcome in found.items()]
 
 
 def by_outcome(found: Outcomes) -> list[dict[str, Any]]:

@@ -40,9 +40,7 @@ from airflow_delayed.threads import in_thread
 EXAMINE_SECONDS = 15.0
 #: Of each connection, so many destinations of a store's messages are verified.
 MAX_DESTINATIONS = 100
-_DEFINE = (
-    "add the connection to Airflow, or correct its name: the argument, or deliver_conn_ids of sender and dispatcher"
-)
+_DEFINE = "add the connection to Airflow, or correct its name: --conn-id, or deliver_conn_ids of sender and dispatcher"
 
 
 @suppress_logs_and_warning

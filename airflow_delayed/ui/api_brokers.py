@@ -171,8 +171,7 @@ def _differing(connection_id: str) -> list[FindingResponse]:
     """
     with closing(delivery_for(connection_id)) as hook:
         errors = [each for each in with_remedies(connection_id, hook.verify(())) if each.severity == "error"]
-    wrong = (State.MISSING, State.DIFFERS)
-    found = one_of_each(each for each in errors if each.state in wrong)
+    found = one_of_each(each for each in errors if each.state is not State.BLOCKED)
     return [FindingResponse.of(each) for each in found]
 
 
