@@ -109,8 +109,8 @@ def get_provider_info() -> dict[str, Any]:
                     ),
                     "lookahead": _option(
                         "How many seconds before its due time a message is dispatched by a dispatcher that does not"
-                        " stay, and by one that stays at its end. At least the time between two dispatches and a"
-                        " worker's start. RabbitMQ gets a message from a dispatcher that stays when it is due.",
+                        " stay. At least the time between two dispatches and a worker's start. RabbitMQ gets a message"
+                        " from a dispatcher that stays when it is due.",
                         "float",
                         default=str(LOOKAHEAD),
                         example="600",

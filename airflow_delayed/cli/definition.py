@@ -87,7 +87,7 @@ _DELIVER_CONN_IDS = _policy(
 _LOOKAHEAD = _policy(
     "lookahead",
     "Seconds before its due time at which a message is dispatched, fewer if its transport cannot delay it for so long;"
-    " auto: through RabbitMQ when it is due, and ahead by option lookahead at the end of the last dispatcher",
+    " auto: through RabbitMQ when it is due, else by option lookahead ahead",
     "auto",
     type=lambda text: text if text == "auto" else float(text),
 )

@@ -30,7 +30,7 @@ from airflow_delayed.clock import Backoff
 from airflow_delayed.delivery import Clock, delivery_for
 from airflow_delayed.errors import DelayedError, UnsupportedConnection, about, explained
 from airflow_delayed.hooks.store import DelayedStoreHook
-from airflow_delayed.store.dispatch.dispatcher import HAND_OVER, Dispatcher
+from airflow_delayed.store.dispatch.dispatcher import Dispatcher
 from airflow_delayed.store.dispatch.limits import RateLimit
 from airflow_delayed.store.dispatch.loop import PASS_EVERY
 from airflow_delayed.store.policy import DispatchPolicy
@@ -139,8 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         log.debug(format, *args)
 
 
-#: Seconds after the signal within which what is being sent has to end; dispatchers that hand over ahead what falls due
-#: next have :data:`airflow_delayed.store.dispatch.dispatcher.HAND_OVER` before.
+#: Seconds after the signal within which what is being sent has to end.
 GRACE = 5.0
 #: Seconds between two looks at a connection that is not defined, or of a type that nothing serves.
 UNUSABLE_FIRST, UNUSABLE_LONGEST = 2.0, 60.0
@@ -192,16 +191,6 @@ class ConnectionLoop:
     def start(self) -> None:
         """Begin to dispatch."""
         start_thread(self._run, f"delayed-dispatch-{self.conn_id}")
-
-    def end(self) -> bool:
-        """End what is being sent, and begin to hand over what falls due next; return whether it does, any thread."""
-        dispatcher = self._dispatcher
-        if dispatcher is None or not dispatcher.hands_over:
-            self.stop()
-            return False
-        self._stop.set()
-        dispatcher.end()
-        return True
 
     def stop(self) -> None:
         """Claim nothing more, and end what is being sent; from any thread."""
@@ -383,12 +372,9 @@ class DispatchService:
 
     def _end(self) -> bool:
         self._stopping.set()
-        hand_over = [loop for loop in self._loops if loop.end()]
-        number = self._next_signal(time.monotonic() + HAND_OVER) if hand_over else None
         for loop in self._loops:
             loop.stop()
-        if number is None:
-            number = self._next_signal(time.monotonic() + GRACE)
+        number = self._next_signal(time.monotonic() + GRACE)
         running = [loop for loop in self._loops if loop.running]
         for loop in running:
             log.error(

@@ -74,11 +74,10 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
 
     :param lookahead: how long before its due time a message is dispatched, or less if its transport cannot delay it for
         so long; a queue table gets it when it is due. "auto": with ``until`` at its due time where it arrives sooner so
-        (RabbitMQ), and at the end ``[delayed] lookahead`` ahead, 15 minutes, unless another dispatcher stays; else that
-        far ahead, or nothing ahead beside a dispatcher that stays. A time ahead must be longer than the time between
-        two runs and a worker's start: one shorter than the DAG's schedule is an error.
+        (RabbitMQ), as beside a dispatcher that stays; else ``[delayed] lookahead`` ahead, 15 minutes. A time ahead must
+        be longer than the time between two runs and a worker's start: one shorter than the DAG's schedule is an error.
     :param until: None makes one pass; "empty" goes on until the store has no message for these connections; a
-        timedelta goes on for that long.
+        timedelta goes on for that long, with "auto" at least until the DAG's next run.
     :param deferrable: with ``until``, make one pass on the worker, of half a minute at most, and do the rest in the
         triggerer, which needs no worker meanwhile. The triggerer sleeps exactly until the next message, and
         looks every second for a new one that is due earlier. One pass alone has nothing to wait for, and is made on the
@@ -163,8 +162,8 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Dispatch messages, and return the counts.
 
-        :raises AirflowFailException: messages are in the table of failed messages; or the lookahead is shorter than the
-            time until the DAG's next run.
+        :raises AirflowFailException: messages are in the table of failed messages; or the lookahead, or ``until``, is
+            shorter than the time until the DAG's next run.
         :raises DispatchFailed: a connection could not be used; its messages are still in the store.
         :raises BreakerTripped: the store's database could not be used.
         :raises AirflowException: the task was ended from outside, see :meth:`on_kill`.
@@ -300,12 +299,17 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
             )
             return
         stay = self.until if isinstance(self.until, timedelta) else timedelta(0)
-        for conn_id, window in dispatcher.windows(at_end=True).items():
+        for conn_id, window in dispatcher.windows().items():
             if window + stay >= gap or conn_id in dispatcher.beside:
                 continue
             advice = "run it more often, or let it stay with until="
             if conn_id == self.store_conn_id:
                 self.log.warning("queue tables get messages up to %s late, the time between two runs; %s", gap, advice)
+            elif self.lookahead == "auto" and self.until is not None and not window:
+                raise AirflowFailException(
+                    f"until={self.until} is shorter than the time until the next run, {gap}: what falls due in between"
+                    f" for connection {conn_id!r} would be late; let it stay longer, or give a fixed lookahead="
+                )
             elif window < lookahead:
                 raise AirflowFailException(
                     f"connection {conn_id!r} can be given messages no earlier than {window} before they are due, and"

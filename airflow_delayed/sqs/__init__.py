@@ -28,7 +28,7 @@ due in over 900 s, a store     The message waits in the store, and a dispatcher 
                                sends it 870 s before it is due at the earliest,   operators/send_arguments.py:
                                so never through the delay queue.                  CommonArguments.route
                                                                                   store/dispatch/dispatcher.py:
-                                                                                  Dispatcher._reach
+                                                                                  Dispatcher._window
 a cycle stops                  Messages in the delay queue are late until a       delay_queue.py:
                                sensor runs again, and lost after 14 days without  DelayQueueLoop._check_age
                                one. If a message has waited for more than half of queues.py: DELAY_RETENTION

@@ -598,17 +598,15 @@ class Store(DelayStore):
         with self._ready(), dialect_of(self.engine).read_only(self.engine) as connection:
             return counts.dispatchers(connection, self.tables)
 
-    def lookaheads(self, *, at_end: bool = True) -> Mapping[str, timedelta]:
+    def lookaheads(self) -> Mapping[str, timedelta]:
         """Return by connection how long before its due time a dispatcher takes a message, so that it stays no longer.
 
         It is the longest of the dispatchers of the last day; a connection that no dispatcher delivers for is missing.
         The store's own connection stands for its queue tables.
-
-        :param at_end: with what a dispatcher that stays hands over ahead at its end.
         """
         with self._reading() as connection:
             self._check_version()
-            found = report.lookaheads(connection, self.tables, at_end=at_end)
+            found = report.lookaheads(connection, self.tables)
         return {self.conn_id if name is None else name: ahead for name, ahead in found.items()}
 
     # changes

@@ -50,8 +50,8 @@ class DispatchPolicy:
 
     :param lookahead: how long before its due time a message is dispatched. "auto": at its due time by a dispatcher that
         stays, for a transport whose messages arrive sooner so (RabbitMQ); else ``auto_lookahead`` before.
-    :param auto_lookahead: how far ahead "auto" dispatches where it does, and what a dispatcher that stays hands over at
-        its end. The default is that of the option ``[delayed] lookahead``.
+    :param auto_lookahead: how far ahead "auto" dispatches where it does. The default is that of the option
+        ``[delayed] lookahead``.
     :param batch_size: how many messages a worker claims at a time for its connection; where sending is fast, it claims
         up to ten times as many in one transaction.
     :param number_of_retries: how often the dispatcher retries a message that its transport refused; the number of

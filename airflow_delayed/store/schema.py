@@ -38,7 +38,7 @@ The names of the other tables begin with the name of the table of messages:
   from which relative delays count (Anchor) and, where each clear makes new messages, the turn.
 - ``_dispatchers``: the dispatchers, their connections, when each was last seen, when it last finished a piece of work
   (WorkedAt), what it cannot do (Troubles, JSON; null: nothing), its host, the DAG whose task it is (DagId, null: no
-  task), and how many seconds before its due time it takes a message for each broker, now and at its end (Reaches).
+  task), and how many seconds before its due time it takes a message for each broker, and whether it stays (Reaches).
 - ``_pauses``: the destinations that no dispatcher sends to until the row is deleted, and the connections (Destination
   null; both null: the queue tables). Seq is that of its row in ``_audit``, which has who did it and why.
 - ``_version``: one row with the version of these tables, since when (At), and the oldest version whose release can use

@@ -136,13 +136,9 @@ async def messages(
     return await pool.call_store(connection_id, read)
 
 
-#: By connection how far dispatchers look ahead: with what a dispatcher that stays hands over at its end, and without.
-_Lookaheads = tuple[Mapping[str, timedelta], Mapping[str, timedelta]]
-
-
-def _lookaheads(hook: DelayedStoreHook, pool: HookPool) -> _Lookaheads:
-    """Return how far dispatchers look ahead; it may be some seconds old."""
-    return pool.cached(f"lookahead {hook.conn_id}", lambda: (hook.lookaheads(), hook.lookaheads(at_end=False)))
+def _lookaheads(hook: DelayedStoreHook, pool: HookPool) -> Mapping[str, timedelta]:
+    """Return by connection how far dispatchers look ahead; it may be some seconds old."""
+    return pool.cached(f"lookahead {hook.conn_id}", hook.lookaheads)
 
 
 def _check_reason(query: FilterBody, *, reasons: bool) -> None:
@@ -158,13 +154,13 @@ def _check_reason(query: FilterBody, *, reasons: bool) -> None:
 def _row(
     stored: StoredMessage,
     at: datetime,
-    ahead: _Lookaheads,
+    ahead: Mapping[str, timedelta],
     *,
     reasons: bool,
     may_change: Callable[[str | None], bool],
 ) -> MessageResponse:
     message = MessageResponse.of(stored, reasons=reasons)
-    message.cancellable_until, message.cancellable_longest = (_cancellable_until(stored, at, each) for each in ahead)
+    message.cancellable_until = _cancellable_until(stored, at, ahead)
     message.may_change = may_change(stored.origin.dag_id if stored.origin else None)
     return message
 

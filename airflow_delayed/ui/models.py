@@ -424,10 +424,6 @@ class MessageResponse(ApiModel):
         default=None,
         description="Of what waits: no dispatcher takes it before then; null: unknown, or it may be taken now",
     )
-    cancellable_longest: datetime | None = Field(
-        default=None,
-        description="The same unless the dispatcher that stays for its connection ends before; null: as above",
-    )
     may_change: bool = Field(default=False, description="This user may cancel, reschedule and retry it")
 
     @classmethod

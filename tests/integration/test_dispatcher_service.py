@@ -117,24 +117,6 @@ def replicas(tmp_path: Path) -> Iterator[Replicas]:
         replica.child.close()
 
 
-@on_sqlite
-def test_the_last_of_two_that_gets_a_signal_hands_over_what_falls_due_next(store: Store, replicas: Replicas):
-    hook = store.installed()
-    first, last = (replicas.start(store.conn_id, store.schema, "--lookahead", "auto") for _ in range(2))
-    for replica in (first, last):
-        replica.become("/ready", 200)
-    names = [f"m{number}" for number in range(10)]
-    hook.send(message(name, hook.now() + timedelta(minutes=10)) for name in names)
-    first.child.signal(signal.SIGTERM)
-    assert first.child.ended() == 0
-    assert replicas.sent() == []
-    last.child.signal(signal.SIGTERM)
-    assert last.child.ended() == 0
-    assert (sorted(replicas.sent()), hook.count()) == (names, 0)
-    # with the delay that remains
-    assert max(replicas.lateness()) < -60
-
-
 @on_postgres_too
 def test_replicas_are_rolled_while_messages_come_due(store: Store, replicas: Replicas):
     hook = store.installed()

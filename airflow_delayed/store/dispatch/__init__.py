@@ -64,10 +64,8 @@ messages are paused            From the next claim on, within 2 s, none is taken
                                any more: late by the pause, and sent at once when not_paused
                                somebody ends it. What was claimed before, and     turns.py: ClaimTurns.pausing
                                what a broker has, arrives.
-the last dispatcher ends       At a planned end, a dispatcher that stayed hands   dispatcher.py: Dispatcher.hand_over,
-                               over to RabbitMQ, for 20 s at most, what falls due HAND_OVER, Dispatcher._reach
-                               within 15 min. The rest is late until the next one
-                               begins, and after a kill everything.
+the last dispatcher ends       It releases what it has not begun to send. What    dispatcher.py: Dispatcher.stop,
+                               falls due is late until the next one begins.       Dispatcher._window
 ============================== ================================================== ======================================
 """
 

@@ -112,7 +112,7 @@ class CustomDispatcher:
         self._counter = DispatchCounter(conn_id)
 
     #: Nothing stops it from outside.
-    stopped = ending = False
+    stopped = False
 
     def run(self, until: Literal["empty"] | None = None) -> DispatchReport:
         """Dispatch until nothing more is due within the lookahead, or until the store is empty.
@@ -156,9 +156,6 @@ class CustomDispatcher:
     def unavailable(self) -> bool:
         """Whether the connection has failed for too long, or a message is given up and stays."""
         return self._cause is not None or bool(self._counter.failures)
-
-    def hand_over(self) -> None:
-        """Do nothing: it dispatches ahead from the beginning."""
 
     def finish(self) -> DispatchReport:
         """Return the counts.

@@ -38,7 +38,6 @@ from airflow_delayed.store.dispatch.report import (
     DispatchFailed,
     DispatchReport,
     Meter,
-    Reach,
     Trouble,
     record_heartbeat,
     staying,
@@ -48,7 +47,6 @@ from airflow_delayed.store.dispatch.worker import SILENCE, ConnectionWorker, Que
 from airflow_delayed.store.engine import CarriedClock
 from airflow_delayed.store.overview import count_overdue
 from airflow_delayed.store.policy import DispatchPolicy, check_connections
-from airflow_delayed.store.records import count_rows, delivered_by
 from airflow_delayed.store.schema import Tables
 from airflow_delayed.threads import Ticker, relaxed_gc
 
@@ -67,16 +65,14 @@ CLAIMED_AHEAD = timedelta(seconds=0.2)
 BESIDE = 0.01
 #: Seconds from one look at a connection that is kept open to the next, and for which the end waits for one that hangs.
 SERVICE_EVERY, SERVICE_ENDS = 1.0, 2.0
-#: Seconds within which a dispatcher that stays hands over at its end what falls due next.
-HAND_OVER = 20.0
 
 
 class Dispatcher:
     """Dispatches the messages due within the lookahead, or within the transport's horizon if that is shorter.
 
     With ``lookahead="auto"`` a dispatcher that stays sends a message when it is due, where it arrives sooner so
-    (:attr:`airflow_delayed.delivery.Delivery.sooner_when_due`); at its end it hands over ahead what falls due next,
-    unless another one stays. A dispatcher that does not stay hands over ahead, or nothing beside another that stays.
+    (:attr:`airflow_delayed.delivery.Delivery.sooner_when_due`). A dispatcher that ends sends ahead, or, beside another
+    one that stays, when messages are due. Between the end of one that stays and the next, messages are late.
 
     :meth:`run` does everything. A caller with its own sleep calls :meth:`once` for each pass, :meth:`next_due` for the
     length of the sleep, :meth:`finish` at the end, and :meth:`close` in any case; from one thread at a time.
@@ -133,9 +129,8 @@ class Dispatcher:
         self._stays = stays
         #: Whether it goes on however long a connection fails.
         self._until_stopped = False
-        self._ending = False
         self._ended = False
-        #: Connections for which another dispatcher stays, so that this one hands over nothing ahead.
+        #: Connections for which another dispatcher stays, so that this one sends nothing ahead.
         self.beside: set[str] = set()
         self._monotonic = monotonic
         self._runs_in = {"host": socket.gethostname()[:MAX_NAME], "dag_id": dag_id}
@@ -197,6 +192,7 @@ class Dispatcher:
         loop = DispatchLoop(self, seconds, monotonic=self._monotonic)
         return loop.run() or self.report
 
+    @relaxed_gc()
     def once(self, most: float | None = None) -> DispatchReport:
         """Make one pass: dispatch what is due within the lookahead, on all connections side by side; return the counts.
 
@@ -206,15 +202,7 @@ class Dispatcher:
         :raises BreakerTripped: the store's own database failed for too long.
         :raises TopologyError: the store has no table.
         """
-        return self._pass([worker for worker in self._open() if worker.unavailable is None], most)
-
-    @relaxed_gc()
-    def _pass(self, workers: Sequence[ConnectionWorker | QueueTableWorker], most: float | None) -> DispatchReport:
-        self._begin(workers, most)
-        return self._reap(workers, together=not self._stays)
-
-    def _begin(self, workers: Sequence[ConnectionWorker | QueueTableWorker], most: float | None) -> None:
-        """Start the workers that are not still at work."""
+        workers = [worker for worker in self._open() if worker.unavailable is None]
         assert self._threads is not None
         self._repository.begin_pass(most)
         self._began = self._clock()
@@ -224,6 +212,7 @@ class Dispatcher:
                 # in the caller's context, so that it logs where the caller does
                 run = self._threads.submit(copy_context().run, worker.run, self._threads)
                 self._running[worker] = run
+        return self._reap(workers, together=not self._stays)
 
     def _reap(self, workers: Sequence[ConnectionWorker | QueueTableWorker], *, together: bool) -> DispatchReport:
         """Wait for workers, and return what those have done that have ended.
@@ -372,82 +361,14 @@ class Dispatcher:
         self._stop.set()
         self.sleep.wake()
 
-    def end(self) -> None:
-        """End the run as if its time were over: send what is claimed, and hand over what falls due next; any thread."""
-        self._ending = self._repository.paused = True
-        self.sleep.wake()
-
-    @property
-    def ending(self) -> bool:
-        """Whether :meth:`end` was called."""
-        return self._ending
-
     @property
     def stopped(self) -> bool:
         """Whether :meth:`stop` or :meth:`close` was called."""
         return self._stop.is_set()
 
-    @property
-    def hands_over(self) -> bool:
-        """Whether it dispatches further ahead at its end than before, on a connection that works."""
-        return any(worker.hands_over and worker.unavailable is None for worker in self._workers or ())
-
-    def hand_over(self) -> None:
-        """Dispatch ahead what falls due next, the earliest first, for 20 s at most; log what stays in the store.
-
-        Only for connections for which no other dispatcher stays. Of two that end at once, at least one sees the other's
-        end, because each writes its own first.
-        """
-        if not self.hands_over:
-            return
-        self._ended = True
-        repository = self._repository
-        repository.writing(Activity.HOUSEKEEPING, self._record_heartbeat)
-        others = repository.reading(self._others_stay)
-        workers = [
-            worker
-            for worker in self._open()
-            if worker.hands_over and worker.unavailable is None and worker.conn_id not in others
-        ]
-        for worker in workers:
-            assert isinstance(worker, ConnectionWorker)
-            worker.hand_over()
-        if not workers:
-            return
-        repository.paused = False
-        self._begin(workers, HAND_OVER)
-        report = self._reap(workers, together=True)
-        for worker in workers:
-            self._log_handed_over(worker, report.by_connection.get(worker.conn_id, 0))
-
-    def _log_handed_over(self, worker: ConnectionWorker | QueueTableWorker, count: int) -> None:
-        table, window = self._tables.messages, worker.window
-        left = self._repository.reading(
-            lambda connection, now: count_rows(
-                connection, table, delivered_by(table, worker.conn_id), table.c.Time <= now + window
-            )
-        )
-        log.log(
-            logging.WARNING if left else logging.INFO,
-            "connection %r: no dispatcher stays for it; %s messages that are due within %s were handed over ahead, and"
-            " %s stay in the store, late until the next dispatcher begins (what is stored with until_due, or more than"
-            " %g s were enough for)",
-            worker.conn_id,
-            f"{count:,}",
-            window,
-            f"{left:,}",
-            HAND_OVER,
-        )
-
-    def windows(self, *, at_end: bool = False) -> dict[str, timedelta]:
-        """Return by connection how long before its due time a message is dispatched: lookahead or horizon.
-
-        :param at_end: as far as it is dispatched to at the end of this run.
-        """
-        return {
-            worker.conn_id: max(worker.window, worker.reach.at_end or worker.window) if at_end else worker.window
-            for worker in self._open()
-        }
+    def windows(self) -> dict[str, timedelta]:
+        """Return by connection how long before its due time a message is dispatched: lookahead or horizon."""
+        return {worker.conn_id: worker.window for worker in self._open()}
 
     def check(self) -> None:
         """Raise the failures since the beginning.
@@ -502,8 +423,8 @@ class Dispatcher:
         if conn_id == self._conn_id:
             return QueueTableWorker(self._repository, counter, self._schema)
         transport = self._transport(conn_id)
-        ahead, reach = CLAIMED_AHEAD if self._stays else timedelta(0), self._reach(conn_id, transport)
-        worker = ConnectionWorker(self._repository, counter, transport, reach, ahead)
+        ahead, window = CLAIMED_AHEAD if self._stays else timedelta(0), self._window(conn_id, transport)
+        worker = ConnectionWorker(self._repository, counter, transport, window, ahead)
         if self._stays:
             worker.keep_open()
             self._tickers.append(Ticker("delayed-connection", SERVICE_EVERY, worker.service))
@@ -517,7 +438,7 @@ class Dispatcher:
             transport.silence = SILENCE
         return transport
 
-    def _reach(self, conn_id: str, transport: Delivery) -> Reach:
+    def _window(self, conn_id: str, transport: Delivery) -> timedelta:
         """Return how far ahead the messages of a connection are dispatched.
 
         :raises DelayedError: that is for the transport to say, and it does not.
@@ -531,18 +452,14 @@ class Dispatcher:
                 " lookahead of a fixed time"
             )
         farthest = self.policy.farthest if horizon is None else min(self.policy.farthest, horizon)
-        at_end = farthest if self._stays else None
         if lookahead != "auto" or not transport.sooner_when_due:
-            return Reach(farthest, at_end)
+            return farthest
         if self._stays:
-            return Reach(timedelta(0), at_end)
-        if conn_id in self._repository.reading(self._others_stay):
+            return timedelta(0)
+        if conn_id in self._repository.reading(lambda connection, now: staying(connection, self._tables, now)):
             self.beside.add(conn_id)
-            return Reach(timedelta(0))
-        return Reach(farthest)
-
-    def _others_stay(self, connection: Connection, now: datetime) -> set[str]:
-        return staying(connection, self._tables, now, but=self.id)
+            return timedelta(0)
+        return farthest
 
     def _nothing_due(self) -> bool:
         due = self.next_due()
@@ -579,8 +496,10 @@ class Dispatcher:
             "troubles": self._troubles(now),
             **self._runs_in,
         }
-        state["reaches"] = {one.conn_id: one.reach for one in self._workers or () if isinstance(one, ConnectionWorker)}
-        record_heartbeat(connection, self._tables, self.id, self._delivers, now, ended=self._ended, **state)
+        workers = [one for one in self._workers or () if isinstance(one, ConnectionWorker)]
+        state["lookaheads"] = {one.conn_id: one.lookahead for one in workers}
+        state |= {"stays": self._stays, "ended": self._ended}
+        record_heartbeat(connection, self._tables, self.id, self._delivers, now, **state)
 
     def _note_overdue(self, connection: Connection, now: datetime) -> None:
         stale = timedelta(seconds=STALLED)

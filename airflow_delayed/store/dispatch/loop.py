@@ -54,11 +54,6 @@ class Passes(Protocol):
         ...
 
     @property
-    def ending(self) -> bool:
-        """Whether the run is to end as if its time were over."""
-        ...
-
-    @property
     def unavailable(self) -> bool:
         """Whether something failed that ends the run after a pass."""
         ...
@@ -74,10 +69,6 @@ class Passes(Protocol):
     @property
     def sleep(self) -> Sleep:
         """What sleeps until then."""
-        ...
-
-    def hand_over(self) -> None:
-        """Dispatch ahead what falls due after the end."""
         ...
 
     def finish(self) -> DispatchReport:
@@ -122,15 +113,9 @@ class DispatchLoop:
                 dispatcher.once(None if self._until is None else min(PASS_EVERY, self._left))
                 if dispatcher.unavailable or not self._until_due():
                     break
-            if self._for_a_time and not dispatcher.stopped:
-                dispatcher.hand_over()
             return None if dispatcher.stopped else dispatcher.finish()
         finally:
             dispatcher.close()
-
-    @property
-    def _for_a_time(self) -> bool:
-        return isinstance(self._until, float | int)
 
     @property
     def _left(self) -> float:
@@ -143,11 +128,9 @@ class DispatchLoop:
         again = self._monotonic() + PASS_EVERY
         woken = False
         while not self._dispatcher.stopped:
-            if self._dispatcher.ending:
-                return False
             due = self._dispatcher.next_due()
             # a message that is due now does not end the run before its time
-            if self._left <= 0 or (due is None and not self._for_a_time):
+            if self._left <= 0 or (due is None and self._until == "empty"):
                 return False
             # rows leased by others are not claimed again at once, unless an earlier message may have been stored
             if due is not None and (due <= timedelta(0) or (woken and due <= LEASED_SLEEP)):

@@ -260,23 +260,6 @@ class Trouble:
         return f"{where}{of}{self.reason} (since {self.since:%Y-%m-%d %H:%M:%S} UTC)"
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """How long before its due time a dispatcher takes a message for a connection.
-
-    :param now: while it works.
-    :param at_end: at its end, if no other dispatcher stays for the connection; None: it does not stay.
-    """
-
-    now: timedelta
-    at_end: timedelta | None = None
-
-    @property
-    def most(self) -> timedelta:
-        """The longest of both."""
-        return max(self.now, self.at_end or self.now)
-
-
 def record_heartbeat(
     connection: Connection,
     tables: Tables,
@@ -288,7 +271,8 @@ def record_heartbeat(
     troubles: Sequence[Trouble] = (),
     host: str | None = None,
     dag_id: str | None = None,
-    reaches: Mapping[str, Reach] | None = None,
+    lookaheads: Mapping[str, timedelta] | None = None,
+    stays: bool = False,
     ended: bool = False,
 ) -> None:
     """Write that a dispatcher is at work, or has ended; delete runs without a heartbeat for more than a day.
@@ -299,12 +283,14 @@ def record_heartbeat(
     :param troubles: what it cannot do now; the first 20 are written.
     :param host: the machine that it runs on.
     :param dag_id: the DAG whose task it is.
-    :param reaches: by connection how long before its due time it takes a message.
+    :param lookaheads: by connection how long before its due time it takes a message.
+    :param stays: it goes on until messages are due.
     """
     table = tables.dispatchers
     values: dict[str, Any] = {"SeenAt": now, "EndedAt": now if ended else None, "WorkedAt": worked_at}
     values |= {"Troubles": _json_of_troubles(troubles) if troubles else None, "Host": host, "DagId": dag_id}
-    values["Reaches"] = None if reaches is None else _json_of(reaches)
+    reaches = {name: [ahead.total_seconds(), stays] for name, ahead in (lookaheads or {}).items()}
+    values["Reaches"] = None if lookaheads is None else json.dumps(reaches, ensure_ascii=False)
     if not connection.execute(update(table).where(table.c.Id == dispatcher).values(**values)).rowcount:
         names = json.dumps(list(deliver_conn_ids), ensure_ascii=False)
         connection.execute(insert(table).values(Id=dispatcher, ConnIds=names, StartedAt=now, **values))
@@ -348,14 +334,6 @@ def _trouble_of(written: Mapping[str, Any]) -> Trouble:
     return Trouble(kind=kind, conn_id=names[0], destination=names[1], since=since, reason=reason)
 
 
-def _json_of(reaches: Mapping[str, Reach]) -> str:
-    seconds = {
-        name: [reach.now.total_seconds(), None if reach.at_end is None else reach.at_end.total_seconds()]
-        for name, reach in reaches.items()
-    }
-    return json.dumps(seconds, ensure_ascii=False)
-
-
 def last_seen(connection: Connection, tables: Tables, deliver_conn_id: str | None) -> datetime | None:
     """Return when a dispatcher was last at work for a connection, or None if none was for about a day.
 
@@ -372,28 +350,23 @@ def last_seen(connection: Connection, tables: Tables, deliver_conn_id: str | Non
     return None
 
 
-def lookaheads(connection: Connection, tables: Tables, *, at_end: bool = True) -> dict[str | None, timedelta]:
+def lookaheads(connection: Connection, tables: Tables) -> dict[str | None, timedelta]:
     """Return by connection how long before its due time a dispatcher of the last day takes a message at most.
 
     None stands for the queue tables of the store's own database, whose messages are taken when they are due.
-
-    :param at_end: with what a dispatcher that stays hands over at its end.
     """
     found: dict[str | None, timedelta] = {}
     table = tables.dispatchers
     text = dialect_of(connection).beginning(table.c.Reaches, _MOST_CHARACTERS)
     written = select(text).where(table.c.Reaches.is_not(None)).distinct().limit(MOST_RUNS)
     for reaches in connection.execute(written).scalars():
-        for name, reach in _reaches_in(reaches).items():
-            found[name] = max(found.get(name, timedelta(0)), reach.most if at_end else reach.now)
+        for name, (ahead, _) in _reaches_in(reaches).items():
+            found[name] = max(found.get(name, timedelta(0)), ahead)
     return {**found, None: timedelta(0)}
 
 
-def staying(connection: Connection, tables: Tables, now: datetime, *, but: str) -> set[str]:
-    """Return the connections for which a dispatcher is at work that stays.
-
-    :param but: the dispatcher that asks.
-    """
+def staying(connection: Connection, tables: Tables, now: datetime) -> set[str]:
+    """Return the connections for which a dispatcher is at work that stays."""
     table = tables.dispatchers
     text = dialect_of(connection).beginning(table.c.Reaches, _MOST_CHARACTERS)
     at_work = (
@@ -401,19 +374,15 @@ def staying(connection: Connection, tables: Tables, now: datetime, *, but: str) 
         table.c.SeenAt >= now - DISPATCHER_SILENT,
         table.c.SeenAt < now + DISPATCHER_SILENT,
     )
-    others = select(text).where(table.c.Id != but, *at_work)
-    reaches = connection.execute(others.where(table.c.Reaches.is_not(None)).limit(MOST_RUNS)).scalars()
-    return {name for text in reaches for name, reach in _reaches_in(text).items() if reach.at_end is not None}
+    written = select(text).where(table.c.Reaches.is_not(None), *at_work).limit(MOST_RUNS)
+    reaches = connection.execute(written).scalars()
+    return {name for text in reaches for name, (_, stays) in _reaches_in(text).items() if stays}
 
 
-def _reaches_in(text: str) -> dict[str, Reach]:
-    """Return what a sign of life says; nothing if anybody else has written it."""
+def _reaches_in(text: str) -> dict[str, tuple[timedelta, bool]]:
+    """Return the lookahead by connection, and whether the dispatcher stays; nothing if anybody else has written it."""
     try:
-        written = {
-            name: [None if each is None else timedelta(seconds=each) for each in pair]
-            for name, pair in json.loads(text).items()
-        }
-        return {name: Reach(now or timedelta(0), at_end) for name, (now, at_end) in written.items()}
+        return {name: (timedelta(seconds=ahead), stays is True) for name, (ahead, stays) in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
 

@@ -90,8 +90,6 @@ class DispatchRepository:
         self.answered_at: float | None = None
         #: By the monotonic clock; nothing more is claimed then.
         self._claim_until: float | None = None
-        #: Nothing more is claimed until it is unset; a pass ends.
-        self.paused = False
         self._claims = count(1)
         self._conn_id = conn_id
         self._database_time = database_time
@@ -162,7 +160,7 @@ class DispatchRepository:
     def may_claim(self) -> bool:
         """Whether more may be claimed in this pass."""
         over = self._claim_until is not None and self.monotonic() >= self._claim_until
-        return not (over or self.paused or self.stop.is_set())
+        return not (over or self.stop.is_set())
 
     def allowed(self, most: int) -> int:
         """Wait until the process's rate lets at least one message be claimed, and take its tokens, up to ``most``.

@@ -40,7 +40,6 @@ from airflow_delayed.store.dispatch.report import (
     MOST_TROUBLES,
     BreakerTripped,
     DispatchCounter,
-    Reach,
     Trouble,
     TroubleKind,
 )
@@ -224,7 +223,7 @@ def _troubles(conn_id: str | None, resting: _Resting, counter: DispatchCounter, 
 class ConnectionWorker:
     """Dispatches the messages of one connection.
 
-    :param reach: how long before its due time a message is dispatched.
+    :param window: how long before its due time a message is dispatched.
     :param ahead: how long before it is dispatched a message may be claimed; it is leased until then.
     """
 
@@ -233,14 +232,17 @@ class ConnectionWorker:
         repository: DispatchRepository,
         counter: DispatchCounter,
         transport: Delivery,
-        reach: Reach,
+        window: timedelta,
         ahead: timedelta = timedelta(0),
     ) -> None:
         self.conn_id = conn_id = counter.conn_id
         self.counter = counter
-        self._look(reach.now, ahead)
-        #: For the sign of life: a message that is claimed cannot be cancelled any more.
-        self.reach = replace(reach, now=reach.now + self._ahead)
+        self.window = window
+        self._ahead = ahead if window < EXACT_BELOW else timedelta(0)
+        #: For the heartbeat: a message that is claimed cannot be cancelled any more.
+        self.lookahead = window + self._ahead
+        #: Where the next claim begins; written by whichever thread claims, read by the dispatcher between two passes.
+        self.turns = ClaimTurns.of_connection(conn_id, self.lookahead)
         #: When the last claim began, if it took all that was due; None: there may be more. By the monotonic clock.
         self._caught_up: float | None = None
         #: Why nothing more is dispatched in this run; None: the connection works.
@@ -269,21 +271,6 @@ class ConnectionWorker:
         self._looks_since: datetime | None = None
         limit = repository.policy.time_to_trigger_dispatch_circuit_breaker
         self._breaker = Breaker(f"connection {conn_id!r}: dispatching", limit, repository.monotonic, repository.clock)
-
-    def _look(self, window: timedelta, ahead: timedelta) -> None:
-        self.window = window
-        self._ahead = ahead if window < EXACT_BELOW else timedelta(0)
-        #: Where the next claim begins; written by whichever thread claims, read by the dispatcher between two passes.
-        self.turns = ClaimTurns.of_connection(self.conn_id, window + self._ahead)
-
-    def hand_over(self) -> None:
-        """Dispatch from the next pass on as far ahead as at the end; between two passes."""
-        self._look(self.reach.at_end or self.window, timedelta(0))
-
-    @property
-    def hands_over(self) -> bool:
-        """Whether it dispatches further ahead at its end than before."""
-        return self.reach.at_end is not None and self.reach.at_end > self.reach.now
 
     def troubles(self, now: datetime) -> list[Trouble]:
         """Return what it cannot do now: send anything, or to some destinations; from any thread."""
@@ -352,7 +339,7 @@ class ConnectionWorker:
             self._in_use.release()
 
     def refresh(self) -> None:
-        """Let the turns know what rests, and what is suspect, between two runs."""
+        """Exclude destinations that rest from the next claim, between two runs."""
         self.turns = self._with_rests()
 
     def close(self) -> None:
@@ -548,9 +535,6 @@ class ConnectionWorker:
 
 class QueueTableWorker:
     """Delivers into queue tables, each message exactly once, and when it is due, never ahead."""
-
-    reach = Reach(timedelta(0))
-    hands_over = False
 
     def __init__(self, repository: DispatchRepository, counter: DispatchCounter, schema: str | None) -> None:
         self.conn_id = counter.conn_id

@@ -49,18 +49,13 @@ function changes(path, { message, remembered, at }, { edit }, change) {
   until && h("span", { class: "muted" }, `The cancel can be taken back until ${absolute(until)}.`));
 }
 
-function cancellable({ cancellable_until: until, cancellable_longest: longest }) {
-  const sure = until && `until ${absolute(until)} at least`;
-  return longest === until ? sure : [sure, `until ${absolute(longest)} if its dispatcher goes on`].filter(Boolean).join(", ");
-}
-
 function facts(id, { message, remembered, at }) {
   const pairs = [["Id", h("span", { class: "mono" }, id)]];
   const add = (name, value) => value !== null && value !== undefined && value !== "" && pairs.push([name, value]);
   if (message) {
     add("State", badge(message.state));
     add("Due", [time(message.due_at), `, ${relative(message.due_at, at)}`]);
-    add("Can be cancelled", cancellable(message));
+    add("Can be cancelled", message.cancellable_until && `until ${absolute(message.cancellable_until)} at least`);
     add("Destination", message.destination);
     add("Delivered by", message.deliver_conn_id ?? "a queue table in the same database");
     add("Tag", message.tag);

@@ -336,8 +336,8 @@ export class Messages {
       deliver_conn_id: one.deliver_conn_id ?? "queue table",
       note: [one.retry_count > 0 && `${one.retry_count} failed ${one.retry_count === 1 ? "try" : "tries"}`, one.last_error].filter(Boolean).join(": "),
       // the end of its cancel where it is another time than the due time
-      until: [(since(one.due_at) < 0 || !TO_COME.has(one.state)) && relative(one.due_at, at), Math.abs(Date.parse(one.cancellable_longest) - Date.parse(one.due_at)) >= 1000
-        && `can be cancelled until ${absolute(one.cancellable_longest)}`].filter(Boolean).join(", "),
+      until: [(since(one.due_at) < 0 || !TO_COME.has(one.state)) && relative(one.due_at, at), Math.abs(Date.parse(one.cancellable_until) - Date.parse(one.due_at)) >= 1000
+        && `can be cancelled until ${absolute(one.cancellable_until)}`].filter(Boolean).join(", "),
     }));
     const gone = remembered.map((one) => ({
       ...one, late: one.late_seconds, note: absolute(one.at) + (one.restorable_until ? `, can be taken back until ${absolute(one.restorable_until)}` : ""),

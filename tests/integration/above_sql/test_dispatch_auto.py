@@ -1,8 +1,7 @@
-"""Who stays, sends at the due time: ``lookahead="auto"``, what is handed over at the end, and beside whom."""
+"""Who stays, sends at the due time: ``lookahead="auto"``, what is sent ahead, and beside whom."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -25,49 +24,29 @@ def auto(store: Store, hook, transport: Transport, time: Time, *, stays: bool, *
 
 
 @on_postgres_too
-def test_one_that_stays_sends_when_due_and_hands_over_at_its_end(store: Store, caplog):
+def test_one_that_stays_sends_when_due_and_nothing_ahead(store: Store):
     hook, transport = store.installed(), Transport(sooner_when_due=True)
     time = Time(hook)
-    dues = {"soon": 10, "later": 20, "next": 200, "last": 959, "behind": 990}
+    dues = {"soon": 10, "later": 20, "next": 200}
     hook.send(message(name, time.start + seconds * SECOND) for name, seconds in dues.items())
-    store.hook(until_due=True).send([message("until-due", time.start + 300 * SECOND)])
-    with caplog.at_level(logging.INFO):
-        auto(store, hook, transport, time, stays=True).run(MINUTE)
-    # at its end it hands over 15 minutes, the earliest first
-    assert transport.ids == ["soon", "later", "next", "last"]
-    assert [transport.delays[name] for name in ("soon", "later")] == [timedelta(0)] * 2
-    assert all(transport.delays[name] == (dues[name] - 60) * SECOND for name in ("next", "last"))
-    assert {one.message_id for one in hook.list()} == {"behind", "until-due"}
-    assert "2 messages that are due within 0:15:00 were handed over ahead, and 1 stay in the store" in caplog.text
+    auto(store, hook, transport, time, stays=True).run(MINUTE)
+    assert transport.ids == ["soon", "later"]
+    assert [transport.delays[name] for name in transport.ids] == [timedelta(0)] * 2
+    assert {one.message_id for one in hook.list()} == {"next"}
+    # a claimed message cannot be cancelled
+    assert hook.lookaheads()["broker"] == SECOND / 5
 
 
-def test_only_the_last_of_those_that_stay_hands_over(store: Store):
+@pytest.mark.parametrize("silent, ids", [(8, ["due"]), (10, ["due", "next"])], ids=["at work", "killed"])
+def test_a_run_beside_one_that_stays_sends_what_is_due(store: Store, silent: int, ids: list[str]):
     hook = store.installed()
     time = Time(hook)
-    hook.send(message(name, time.start + 5 * MINUTE) for name in ("a", "b"))
-    transports = [Transport(sooner_when_due=True) for _ in range(3)]
-    beside = auto(store, hook, transports[0], time, stays=True)
-    beside.once()
-    auto(store, hook, transports[1], time, stays=True).run(SECOND)
-    # a run of a DAG beside it leaves all to it
-    auto(store, hook, transports[2], time, stays=False).run()
-    assert [each.ids for each in transports] == [[], [], []]
-    assert hook.lookaheads()["broker"] == 15 * MINUTE
-    assert hook.lookaheads(at_end=False)["broker"] == SECOND / 5
-    beside.end()
-    beside.run("stopped")
-    assert sorted(transports[0].ids) == ["a", "b"]
-
-
-def test_beside_one_that_was_killed_a_run_hands_over_as_before(store: Store):
-    hook = store.installed()
-    time = Time(hook)
-    hook.send([message("a", time.start + 5 * MINUTE)])
+    hook.send(message(name, time.start + seconds * SECOND) for name, seconds in (("due", 5), ("next", 300)))
     auto(store, hook, Transport(sooner_when_due=True), time, stays=True).once()
-    time.seconds += 16
+    time.seconds += silent
     transport = Transport(sooner_when_due=True)
     auto(store, hook, transport, time, stays=False).run()
-    assert transport.ids == ["a"]
+    assert transport.ids == ids
 
 
 def test_what_anybody_else_writes_into_a_sign_of_life_counts_for_nothing(store: Store):
@@ -83,7 +62,7 @@ def test_what_anybody_else_writes_into_a_sign_of_life_counts_for_nothing(store: 
 @pytest.mark.parametrize(
     "options", [{"lookahead": 15 * MINUTE}, {"sooner_when_due": False}, {"stays": False}], ids=["fixed", "sqs", "ends"]
 )
-def test_what_is_handed_over_ahead_as_before(store: Store, options):
+def test_what_is_sent_ahead(store: Store, options):
     hook = store.installed()
     time = Time(hook)
     hook.send(message(name, time.start + due * MINUTE) for name, due in (("a", 14), ("b", 14.9)))
@@ -105,8 +84,7 @@ def test_through_rabbitmq_they_pass_no_level(store: Store, vhost: VirtualHost, c
     arrivals = vhost.collect("orders", enough=names)
     assert {each.message_id for each in arrivals} == names
     assert not [each for each in arrivals if each.received_at < each.due_at or "x-death" in each.properties.headers]
-    # what falls due next waits in the levels
-    assert (hook.count(), len(arrivals)) == (0, 300)
+    assert (hook.count(), len(arrivals)) == (1, 300)
 
 
 def test_a_transport_without_a_horizon_says_so(store: Store):

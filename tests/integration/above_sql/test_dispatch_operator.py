@@ -178,6 +178,11 @@ def run_of(dag: DAG, due: datetime, run_type: str = "scheduled") -> dict[str, ob
         (timedelta(minutes=10), {"lookahead": 599 * SECOND}, r"shorter than .* the next run, 0:10:00"),
         (timedelta(minutes=10), {"lookahead": 599 * SECOND, "until": SECOND / 1000}, "shorter"),
         (timedelta(seconds=1.5), {"lookahead": SECOND, "until": 0.5 * SECOND}, None),
+        (timedelta(minutes=20), {}, "lookahead=0:15:00 is shorter than .* the next run, 0:20:00"),
+        # what stays sends when messages are due, but for a fixed lookahead
+        (timedelta(minutes=10), {"until": SECOND / 1000}, "until=.* is shorter than .* the next run, 0:10:00"),
+        (timedelta(minutes=10), {"lookahead": 600 * SECOND, "until": SECOND / 1000}, None),
+        (timedelta(seconds=0.5), {"until": 0.5 * SECOND}, None),
         # each run goes on until nothing is left
         (timedelta(minutes=10), {"lookahead": 0 * SECOND, "until": "empty"}, None),
         # at 17:00 the next run is 16 hours away
@@ -190,8 +195,9 @@ def run_of(dag: DAG, due: datetime, run_type: str = "scheduled") -> dict[str, ob
 def test_a_lookahead_that_leaves_a_gap_is_an_error(store: Store, monkeypatch, schedule, options, problem):
     """The transport's horizon is an hour, or a day where the lookahead is longer than that."""
     store.installed()
-    far = timedelta(days=1) if options["lookahead"] > timedelta(hours=4) else timedelta(hours=1)
-    monkeypatch.setattr("airflow_delayed.operators.dispatch.delivery_for", lambda conn_id, clock: Transport(far))
+    far = timedelta(days=1) if options.get("lookahead", SECOND) > timedelta(hours=4) else timedelta(hours=1)
+    transport = Transport(far, sooner_when_due=True)
+    monkeypatch.setattr("airflow_delayed.operators.dispatch.delivery_for", lambda conn_id, clock: transport)
     with DAG("d", schedule=schedule, start_date=datetime(2030, 1, 1, tzinfo=timezone.utc)) as dag:
         task = operator(store, deliver_conn_ids="broker", **options)
     due = datetime(2030, 1, 2, 17, 0, tzinfo=timezone.utc)

@@ -353,12 +353,6 @@ def test_until_when_a_message_can_be_cancelled(store: Store, page: Page):
     assert until() == wanted
     store.dispatcher(hook, Transport(), lookahead=timedelta(days=365), deliver_conn_ids=["other"]).run()
     assert until() == wanted
-    # one that stays may take it earlier at its end alone
-    long = {"lookahead": "auto", "auto_lookahead": timedelta(minutes=50), "stays": True}
-    store.dispatcher(hook, Transport(sooner_when_due=True), **long).once()
-    assert until()["m"] == due - timedelta(minutes=50)
-    longest = page.get(url(store, "message"), id="m")["message"]["cancellable_longest"]
-    assert datetime.fromisoformat(longest) == due - timedelta(minutes=45)
     # one that may be taken now
     hook.reschedule(["m"], hook.now() + timedelta(minutes=44))
     assert until()["m"] is None

@@ -32,7 +32,6 @@ class World:
     unavailable: bool = False
     idle: float | None = None
     stopped: bool = False
-    ending: bool = False
 
     def _there(self) -> list[int]:
         return [
@@ -60,9 +59,6 @@ class World:
         # as the real one: what the last pass could have got and did not is leased by others
         leased = self.idle is not None and min(dues) <= self.idle
         return max(timedelta(seconds=min(dues) - self.now), LEASED_SLEEP if leased else timedelta(0))
-
-    def hand_over(self) -> None:
-        self.closed.append("handed over")
 
     def finish(self) -> DispatchReport:
         return DispatchReport(dispatched=len(self.handed))
@@ -119,13 +115,12 @@ def test_nothing_to_do_is_little_work_and_yet_a_sign_of_life():
     assert world.looks <= 3600 / POLL + 2 * len(world.passes)
 
 
-@pytest.mark.parametrize("ending", [False, True])
-def test_it_ends_in_time_whatever_is_left(ending: bool):
-    world = World([(0, 500)], ending=ending)
+def test_it_ends_in_time_whatever_is_left():
+    world = World([(0, 500)])
     stay(world, 90).run()
-    assert world.now == pytest.approx(0 if ending else 90, abs=0.001)
+    assert world.now == pytest.approx(90, abs=0.001)
     assert world.handed == {}
-    assert world.closed == ["handed over", "closed"]
+    assert world.closed == ["closed"]
 
 
 def test_a_connection_that_is_given_up_ends_it():
