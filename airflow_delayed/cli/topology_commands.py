@@ -22,7 +22,7 @@ from airflow_delayed.hooks.store import DelayedStoreHook
 from airflow_delayed.store.api import install_script
 
 if TYPE_CHECKING:
-    from airflow_delayed.rabbitmq.drain import RedriveReport
+    from airflow_delayed.rabbitmq.redrive import RedriveReport
 
 
 @suppress_logs_and_warning

@@ -160,11 +160,3 @@ class DelayDigits:
 BITS = DelayDigits(2, 28)
 #: 7 hexadecimal digits: the same longest delay, and 2.8 levels on average for a delay of up to 900 s in place of 5.
 HEX = DelayDigits(16, 7)
-
-
-def split_key(key: str) -> tuple[int, str] | None:
-    """Return the delay in seconds and the destination of a routing key, whatever its digits; None if it has no delay.
-
-    Seven hexadecimal digits before a destination that begins with 21 words ``0`` or ``1`` would be taken for bits.
-    """
-    return BITS.split_key(key) or HEX.split_key(key)

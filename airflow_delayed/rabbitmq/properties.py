@@ -34,12 +34,8 @@ from airflow_delayed.rabbitmq.topology import (
 DUE_AT = "airflow-delayed-due-at"
 #: Header with the destination, by which a message that waits or was unroutable still shows where it is to go.
 DESTINATION = "airflow-delayed-destination"
-#: Header of a message put back: its routing key in the queue that it came from.
-ORIGINAL_KEY = "airflow-delayed-routing-key"
 #: The content type of a message that has none.
 BYTES = "application/octet-stream"
-#: Header in which a quorum queue counts how often a message was returned.
-DELIVERY_COUNT = "x-delivery-count"
 #: Headers the broker writes when it dead-letters; a copy of them in a new message would look like a cycle to it.
 BROKERS_OWN = frozenset(
     ["x-death", *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason"))]

@@ -1,40 +1,63 @@
-"""Sending the messages of a queue again: those that no destination took.
+"""Redrive: messages that no destination took are taken from their queue and sent again, one at a time.
 
-A message is acknowledged in its queue only when the broker has confirmed it, so a redrive that is killed loses nothing:
-started again, it sends the rest, and unacknowledged messages again with the same id. It keeps few messages
-unacknowledged at a time and returns none, because a quorum queue lets a message go after twenty returns. A dry run does
-return messages, see :meth:`airflow_delayed.rabbitmq.drain.QueueDrainer.release`.
+A message is acknowledged in its queue once its copy is confirmed: at its destination, or at the end of the same queue.
+So a redrive that is killed loses nothing: started again, it sends the rest, and the unacknowledged message again with
+the same id. It returns at most that one, because a quorum queue lets a message go after twenty returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pika.exceptions import AMQPConnectionError, NackError, UnroutableError
 
 from airflow_delayed.delivery import Clock, Finding, State, TopologyReport
-from airflow_delayed.errors import InputError, LimitExceeded, SendFailed, TopologyError, TransportUnavailable
-from airflow_delayed.message import DelayedMessage, delay_seconds, utcnow
-from airflow_delayed.rabbitmq import cluster, declare
-from airflow_delayed.rabbitmq.drain import (
-    RETURNS,
-    DrainedMessage,
-    DrainedPropertiesWriter,
-    QueueDrainer,
-    RedriveReport,
+from airflow_delayed.errors import (
+    InputError,
+    InvalidMessage,
+    LimitExceeded,
+    SendFailed,
+    TopologyError,
+    TransportUnavailable,
+    one_line,
+    some,
 )
-from airflow_delayed.rabbitmq.management import Facts
+from airflow_delayed.message import DelayedMessage, delay_seconds, parse_moment
+from airflow_delayed.nservicebus import nservicebus_time
+from airflow_delayed.rabbitmq import declare
+from airflow_delayed.rabbitmq.connection import describe_error
+from airflow_delayed.rabbitmq.levels import DelayDigits
+from airflow_delayed.rabbitmq.management import BindingFacts, Facts
+from airflow_delayed.rabbitmq.properties import BROKERS_OWN, DESTINATION, DUE_AT, ReceivedProperties, text
 from airflow_delayed.rabbitmq.publisher import Publisher
-from airflow_delayed.rabbitmq.topology import Topology
-from airflow_delayed.rabbitmq.waiting import Reading
+from airflow_delayed.rabbitmq.topology import NSERVICEBUS_DELAY, NSERVICEBUS_TIME_SENT, HeaderStyle, Topology
+from airflow_delayed.rabbitmq.wire import properties_max
 
 if TYPE_CHECKING:
+    from pika import BasicProperties
     from pika.adapters.blocking_connection import BlockingConnection
     from pika.connection import Parameters
 
-#: How many messages may be taken and not acknowledged.
-_WINDOW = 32
+log = logging.getLogger(__name__)
+
+#: Header of a message put back: its routing key before that.
+_ORIGINAL_KEY = "airflow-delayed-routing-key"
+#: Header in which a quorum queue counts how often a message was returned.
+_DELIVERY_COUNT = "x-delivery-count"
+#: Headers that the broker would read as further queues, and its own count.
+_LEFT_OUT = frozenset(["CC", "BCC", _DELIVERY_COUNT])
+#: Headers of a message's earlier way through a broker.
+_PASSED = BROKERS_OWN | _LEFT_OUT | {_ORIGINAL_KEY, NSERVICEBUS_DELAY}
+#: A dry run puts a message that would be returned this often at the end of its queue, where the count starts again.
+_RETURNS = 3
+#: Seconds to wait for returned messages to be back in their queue.
+_RETURN_SECONDS = 10.0
+_LOG_SECONDS = 10.0
 _NO_QUEUE = (
     "on topologies that others declare too, the queue for what is unroutable comes with unroutable_policy=True alone"
 )
@@ -42,243 +65,350 @@ _NO_QUEUE = (
 _AT_FAULT = ("PRECONDITION_FAILED", "not to be written as AMQP")
 
 
-@dataclass(frozen=True, slots=True)
-class BoundDestinations:
-    """The names of a topology's destinations; None if the management API does not show them, with the reason."""
+@dataclass(slots=True)
+class RedriveReport:
+    """The result of ``redrive``, or with ``dry_run`` the messages that it would send.
 
-    existing: frozenset[str] | None = None
-    bound: frozenset[str] | None = None
-    why: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TopologyEndpoint:
-    """A delay topology on a broker.
-
-    :param hosts: at least one; the user is the same at all.
-    :param connect: opens a connection of its own for a while.
-    :param facts: asks the management API.
+    :param topology: the topology and the connection.
+    :param by_destination: how many messages the broker confirmed; they were removed from their queue.
+    :param remaining: how many were put back at the end of their queue, by reason.
+    :param waiting: how many were in the queue at the start; nothing for an empty queue.
+    :param destinations: in a dry run: how many messages there are, by destination.
+    :param problems: destinations to which nothing would be sent, each with the reason.
     """
 
-    conn_id: str
-    topology: Topology
-    hosts: Sequence[Parameters]
-    connect: Callable[[], AbstractContextManager[BlockingConnection]]
-    facts: Callable[[], Facts]
-
-    def __str__(self) -> str:
-        return f"{self.topology.name} of connection {self.conn_id!r}"
+    topology: str
+    dry_run: bool = False
+    by_destination: dict[str, int] = field(default_factory=dict)
+    remaining: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, int] = field(default_factory=dict)
+    destinations: dict[str, int] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
 
     @property
-    def user(self) -> str | None:
-        """The name of the user who logs in; None if a certificate names the user."""
-        return getattr(self.hosts[0].credentials, "username", None)
+    def moved(self) -> int:
+        """How many messages were sent, and removed from their queue."""
+        return sum(self.by_destination.values())
 
-    def require(self) -> None:
-        """Check that the delay levels exist.
-
-        :raises TopologyError: a part is missing or differs.
-        """
-        with self.connect() as connection:
-            report = TopologyReport(declare.compare(connection, declare.plan(self.topology)))
-        if report.problems:
-            raise TopologyError(self.conn_id, report, topology=self.topology.name)
-
-    def problem(self, destination: str) -> str | None:
-        """Return why a destination cannot be sent to; None if it can."""
-        try:
-            self.topology.check_destination(destination)
-        except LimitExceeded as error:
-            return str(error)
-        exchange = self.topology.routing == "conventional"
-        part = declare.Exchange(destination, "fanout", destination=True) if exchange else _queue(destination)
-        with self.connect() as connection:
-            (found,) = declare.compare(connection, [part])
-        if found.state is State.OK:
-            return None
-        return f"destination {destination!r}: " + ("missing" if found.state is State.MISSING else str(found.found))
-
-    def destinations(self) -> BoundDestinations:
-        """Ask the management API which destinations exist, and which of them are bound."""
-        facts = self.facts()
-        queues = self.topology.routing == "direct"
-        there = facts.queues if queues else facts.exchanges
-        if facts.bindings is None or there is None:
-            return BoundDestinations(why=facts.why)
-        before = self.topology.binding_prefix
-        ways = [each for each in facts.bindings if each.source == self.topology.delivery_exchange]
-        bound = frozenset(each.target for each in ways if each.is_queue == queues and each.key == before + each.target)
-        return BoundDestinations(frozenset(there), bound)
-
-    def require_available(self, queues: Iterable[str]) -> None:
-        """Check that the messages in these queues can be counted, as far as the management API shows it.
-
-        :raises TransportUnavailable: a queue has no leader, or too few of its members run.
-        """
-        cluster.require_available(self.conn_id, self.facts(), queues, "Nothing was moved")
-
-    def exists(self, queue: str) -> bool:
-        """Return whether a queue exists."""
-        with self.connect() as connection:
-            (found,) = declare.compare(connection, [_queue(queue)])
-        return found.state is not State.MISSING
+    def __str__(self) -> str:
+        if self.dry_run:
+            parts = [f"{self.topology}: would move up to {sum(self.waiting.values()):,} waiting{_list(self.waiting)}"]
+            good = {name: count for name, count in self.destinations.items() if name not in self.problems}
+            bad = {self.problems[name]: count for name, count in self.destinations.items() if name in self.problems}
+            if good:
+                parts.append(f"would send{_list(good)}")
+            if bad or self.remaining:
+                parts.append(f"would leave{_list(bad | self.remaining)}")
+            return "; ".join(parts)
+        parts = [f"{self.topology}: moved {self.moved:,}{_list(self.by_destination)}"]
+        if self.remaining:
+            parts.append(f"remaining {sum(self.remaining.values()):,}{_list(self.remaining)}")
+        return "; ".join(parts)
 
 
-def _queue(name: str) -> declare.Queue:
-    return declare.Queue(name, destination=True)
+def _list(counts: Mapping[str, int]) -> str:
+    return f" ({some([f'{name}: {count:,}' for name, count in counts.items()], separator=', ')})" if counts else ""
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    counts[name] = counts.get(name, 0) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenMessage(DelayedMessage):
+    """A message that was taken from its queue and is not acknowledged there.
+
+    Unlike a user's message it is not checked: its id may be missing (then it is empty here and stays missing in the
+    broker). Its headers are in the original properties alone, and need not be text.
+
+    :param due: the due time that it states; None if it states none.
+    :param problem: why it cannot be sent, whatever there is at the broker; None if it can.
+    """
+
+    original: ReceivedProperties = field(repr=False)
+    routing_key: str
+    due: datetime | None
+    problem: str | None
+
+    def __post_init__(self) -> None:
+        """Check nothing: the message has been through a broker already."""
+
+
+def read_taken(found: BasicProperties, key: str, body: bytes, digits: DelayDigits, now: datetime) -> TakenMessage:
+    """Read a message that no destination took.
+
+    A message that came out of the levels, which its routing key shows, has waited: it is due unless this package's
+    header states a later time. Any other message has to have that header.
+    """
+    original = ReceivedProperties.of(found)
+    headers: Mapping[str, Any] = original.headers or {}
+    before, stated = headers.get(_ORIGINAL_KEY), headers.get(DESTINATION)
+    from_levels = digits.split_key(key)
+    split = from_levels or (digits.split_key(before) if isinstance(before, str) else None)
+    destination = split[1] if split else stated if isinstance(stated, str) else ""
+    due, problem = now if from_levels else None, original.problem
+    try:
+        due = parse_moment(DUE_AT, headers.get(DUE_AT))
+    except InvalidMessage:
+        problem = problem or (None if due else "no header tells when it is due")
+    if not destination:
+        problem = original.problem or "neither its routing key nor a header tells its destination"
+    return TakenMessage(
+        destination=destination,
+        body=body,
+        due_at=due or now,
+        message_id=original.message_id or "",
+        original=original,
+        routing_key=key,
+        due=due,
+        problem=problem,
+    )
+
+
+class _TakenPropertiesWriter:
+    """Writes the properties of taken messages: as they were, with destination and due time of the new way.
+
+    ``expiration`` stays only on a message that is due, since in a delay level it would fire first; the broker itself
+    removes it at the first level.
+    """
+
+    def __init__(self, style: HeaderStyle, user: str | None) -> None:
+        self._style = style
+        self._user = user
+
+    def properties(
+        self, message: DelayedMessage, now: datetime, delay_seconds: int, level: str | None = None
+    ) -> BasicProperties:
+        assert isinstance(message, TakenMessage)
+        headers: dict[str, Any] = {
+            DUE_AT: message.due_at.isoformat(timespec="microseconds"),
+            DESTINATION: message.destination,
+        }
+        if self._style == "nservicebus" and delay_seconds > 0:
+            # NServiceBus's tools add the delay to the time sent
+            headers[NSERVICEBUS_DELAY] = delay_seconds
+            headers[NSERVICEBUS_TIME_SENT] = nservicebus_time(now)
+        if level:
+            headers["BCC"] = [level]
+        return message.original.again(without=_PASSED, added=headers, user=self._user, expires=delay_seconds <= 0)
 
 
 class Redriver:
-    """Takes messages from a queue and sends them to their destinations; each object for one call.
+    """Takes messages from one queue and sends them to their destinations; each object for one call.
 
     It sends to destinations that are bound already, or that its caller has named. That a message names a queue is not
     enough: to bind that queue would open it to everybody who may write to the delivery exchange.
 
+    :param hosts: at least one; the user is the same at all.
+    :param facts: what the management API shows.
     :param destinations: the only ones to send to, bound or not; None: all that are bound.
     """
 
     def __init__(
-        self, here: TopologyEndpoint, *, destinations: Collection[str] | None = None, clock: Clock = utcnow
+        self,
+        queue: str,
+        connection: BlockingConnection,
+        hosts: Sequence[Parameters],
+        facts: Facts,
+        *,
+        conn_id: str,
+        topology: Topology,
+        destinations: Collection[str] | None,
+        clock: Clock,
     ) -> None:
-        self._here = here
+        self._queue = queue
+        self._connection = connection
+        self._hosts = hosts
+        self._facts = facts
+        self._conn_id = conn_id
+        self._topology = topology
         self._named = None if destinations is None else frozenset(destinations)
-        self._bound = BoundDestinations()
+        existing = facts.queues if topology.routing == "direct" else facts.exchanges
+        #: All queues, or with conventional routing exchanges; None if it is unknown which of them are bound.
+        self._existing = None if facts.bindings is None else existing
         self._clock = clock
+        # None if a certificate names the user
+        self._user: str | None = getattr(hosts[0].credentials, "username", None)
         self._problems: dict[str, str | None] = {}
-        self._report = RedriveReport(str(here))
-        self._drainer: QueueDrainer
-        self._alone: DrainedMessage | None = None
+        self._report = RedriveReport(f"{topology.name} of connection {conn_id!r}")
 
-    def redrive(self, queue: str, *, limit: int | None = None, dry_run: bool = False) -> RedriveReport:
-        """Try again to deliver messages that were unroutable: send each to its destination if that exists now.
-
-        Each message that is in the queue at the start is tried once; if it still cannot be sent it goes to the end of
-        the queue.
+    def redrive(self, limit: int | None, *, dry_run: bool) -> RedriveReport:
+        """Send each message that is in the queue at the start, or put it at the queue's end if that is impossible.
 
         :raises TopologyError: the queue does not exist, or the delay levels are not as planned.
-        :raises TransportUnavailable: a connection was lost; messages that were not sent are in their queue. Or that
-            has no leader. Or no destinations are named, and the management API does not show which are bound.
-        :raises SendFailed: the broker did not take some; they are in their queue.
+        :raises TransportUnavailable: a connection was lost; messages that were not sent are in their queue. Or no
+            destinations are named, and the management API does not show which are bound.
+        :raises SendFailed: the broker did not take a message; it is in its queue.
         """
-        self._here.require_available([queue])
-        if not self._here.exists(queue):
-            missing = TopologyReport((Finding(state=State.MISSING, resource=f"queue {queue}"),))
-            raise TopologyError(self._here.conn_id, missing, _NO_QUEUE, topology=self._here.topology.name)
-        self._here.require()
-        self._ask_bound(dry_run=dry_run)
-        with self._here.connect() as connection:
-            self._drainer = QueueDrainer(
-                connection, self._report, conn_id=self._here.conn_id, user=self._here.user, clock=self._clock
-            )
-            if count := self._drainer.count(queue):
-                self._report.waiting[queue] = count
-            if dry_run:
-                self._preview(queue, limit)
-            else:
-                self._send(self._drainer.take(queue, limit))
         self._report.dry_run = dry_run
+        self._require()
+        self._channel = self._connection.channel()
+        self._end = self._connection.channel()
+        self._end.confirm_delivery()
+        if count := self._ready():
+            self._report.waiting[self._queue] = count
+        taken = self._take(count if limit is None else min(limit, count))
+        if dry_run:
+            self._preview(taken, count)
+        else:
+            self._send(taken)
         return self._report
 
-    def _ask_bound(self, *, dry_run: bool) -> None:
-        """Learn which destinations are bound, if none are named; a dry run goes on without."""
-        if self._named is not None:
-            return
-        self._bound = self._here.destinations()
-        if self._bound.bound is None and not dry_run:
+    def _require(self) -> None:
+        (found,) = declare.compare(self._connection, [_queue(self._queue)])
+        if found.state is State.MISSING:
+            missing = TopologyReport((Finding(state=State.MISSING, resource=f"queue {self._queue}"),))
+            raise TopologyError(self._conn_id, missing, _NO_QUEUE, topology=self._topology.name)
+        report = TopologyReport(declare.compare(self._connection, declare.plan(self._topology)))
+        if report.problems:
+            raise TopologyError(self._conn_id, report, topology=self._topology.name)
+        if self._named is None and self._existing is None and not self._report.dry_run:
             raise TransportUnavailable(
-                f"connection {self._here.conn_id!r}: which destinations are bound, the management API alone tells:"
-                f" {self._bound.why}. Name the allowed destinations: destinations=[...]. Nothing was moved"
+                f"connection {self._conn_id!r}: which destinations are bound, the management API alone tells:"
+                f" {self._facts.why}. Name the allowed destinations: destinations=[...]. Nothing was moved"
             )
 
-    def _preview(self, queue: str, limit: int | None) -> None:
-        """Count where the messages of a queue would go, and leave them there."""
-        for message, reading in self._drainer.take(queue, limit):
-            own = reading.problem or self._beyond(message)
-            if own is not None:
-                self._report.add_remaining(own)
+    def _ready(self) -> int:
+        found: int = self._channel.queue_declare(self._queue, passive=True).method.message_count
+        return found
+
+    def _take(self, count: int) -> Iterator[tuple[TakenMessage, int]]:
+        """Yield messages, each with its delivery tag."""
+        for _ in range(count):
+            method, properties, body = self._channel.basic_get(self._queue)
+            if method is None or properties is None or body is None:
+                break
+            key = text(method.routing_key or "")
+            yield read_taken(properties, key, body, self._topology.digits, self._clock()), method.delivery_tag or 0
+
+    def _preview(self, taken: Iterator[tuple[TakenMessage, int]], count: int) -> None:
+        """Count where the messages would go, and return them to their queue."""
+        for message, tag in taken:
+            if own := self._own_problem(message):
+                _count(self._report.remaining, own)
             else:
-                self._report.add_destination(message.destination, self._problem_of(message.destination))
-            self._drainer.release(message, reading)
-        self._drainer.settle(queue, self._report.waiting.get(queue, 0))
+                _count(self._report.destinations, message.destination)
+                if problem := self._problem_of(message.destination):
+                    self._report.problems[message.destination] = problem
+            returns = (message.original.headers or {}).get(_DELIVERY_COUNT, 0)
+            if isinstance(returns, int) and returns + 1 >= _RETURNS:
+                self._put_at_end(message, tag)
+        self._channel.basic_nack(multiple=True, requeue=True)
+        deadline = time.monotonic() + _RETURN_SECONDS
+        while self._ready() < count and time.monotonic() < deadline:
+            self._connection.sleep(0.05)
 
-    def _send(self, drained: Iterator[tuple[DrainedMessage, Reading]]) -> None:
-        """Send all messages; a message that was returned often waits for the messages before it, and is sent alone."""
+    def _send(self, taken: Iterator[tuple[TakenMessage, int]]) -> None:
+        writer = _TakenPropertiesWriter(self._topology.headers, self._user)
         publisher = Publisher(
-            self._here.hosts,
-            conn_id=self._here.conn_id,
-            topology=self._here.topology,
-            clock=self._clock,
-            window=_WINDOW,
-            sleep=self._drainer.sleep,
-            writer=DrainedPropertiesWriter(self._here.topology.headers, self._here.user),
-            on_confirm=self._on_confirm,
+            self._hosts, conn_id=self._conn_id, topology=self._topology, clock=self._clock, writer=writer, keep=True
         )
-        more = True
-        while more:
-            try:
-                publisher.send(self._until_alone(drained))
-            except (SendFailed, InputError):
-                self._send_alone(publisher)
-                continue
-            more = self._alone is not None
-            if self._alone:
-                self._alone = None
-                self._send_alone(publisher)
-        self._drainer.check()
-
-    def _until_alone(self, drained: Iterator[tuple[DrainedMessage, Reading]]) -> Iterator[DrainedMessage]:
-        for message, reading in drained:
-            reason = reading.problem or self._problem(message)
-            if reason is not None:
-                self._drainer.reject(message, reading, reason)
-                continue
-            if message.returns >= RETURNS:
-                self._alone = message
-                return
-            yield message
-
-    def _send_alone(self, publisher: Publisher) -> None:
-        """Send unsettled messages one at a time; reject the messages that the broker refuses by their own fault."""
-        for message, reading in list(self._drainer.unsettled.values()):
-            self._drainer.check()
-            try:
-                publisher.send([message])
-            except (SendFailed, InputError) as error:
-                self._problems.pop(message.destination, None)
-                reason = self._problem(message)
-                if reason is None and (isinstance(error, LimitExceeded) or any(t in str(error) for t in _AT_FAULT)):
-                    reason = str(error.failures[0][1] if isinstance(error, SendFailed) else error)
-                if reason is None:
-                    raise
-                self._drainer.reject(message, reading, reason)
-
-    def _problem(self, message: DrainedMessage) -> str | None:
-        return self._beyond(message) or self._problem_of(message.destination)
-
-    def _beyond(self, message: DrainedMessage) -> str | None:
+        logged = time.monotonic()
         try:
-            self._here.topology.digits.check_delay(delay_seconds(message.due_at, self._clock()))
-        except LimitExceeded as error:
-            return str(error)
+            for message, tag in taken:
+                if reason := self._problem(message) or self._try(publisher, message):
+                    self._put_at_end(message, tag)
+                    _count(self._report.remaining, reason)
+                else:
+                    # if this fails, the message is at its destination, and will be sent again with the same id
+                    self._channel.basic_ack(tag)
+                    _count(self._report.by_destination, message.destination)
+                if time.monotonic() >= logged + _LOG_SECONDS:
+                    logged = time.monotonic()
+                    log.info("%s so far", self._report)
+        except AMQPConnectionError as error:
+            raise TransportUnavailable(
+                f"connection {self._conn_id!r}: {describe_error(error)}. {self._report.moved:,} messages were moved;"
+                " run it again for the rest"
+            ) from error
+        finally:
+            publisher.close()
+
+    def _try(self, publisher: Publisher, message: TakenMessage) -> str | None:
+        """Send a message; return why the broker refuses it, if by the message's or the destination's fault."""
+        try:
+            publisher.send([message])
+        except (SendFailed, InputError) as error:
+            self._problems.pop(message.destination, None)
+            if reason := self._problem(message):
+                return reason
+            if isinstance(error, LimitExceeded) or any(each in str(error) for each in _AT_FAULT):
+                return str(error.failures[0][1] if isinstance(error, SendFailed) else error)
+            raise
         return None
 
+    def _put_at_end(self, message: TakenMessage, tag: int) -> None:
+        """Publish a copy to the end of the queue, and acknowledge the message when that is confirmed.
+
+        :raises TransportUnavailable: the queue does not take it.
+        """
+        original, added = message.original, dict[str, str]()
+        if self._topology.digits.split_key(message.routing_key) or _ORIGINAL_KEY not in (original.headers or {}):
+            added[_ORIGINAL_KEY] = message.routing_key
+        if message.destination:
+            added[DESTINATION] = message.destination
+        if message.due is not None:
+            added[DUE_AT] = message.due.isoformat(timespec="microseconds")
+        # the largest frame that was agreed upon; pika's blocking connection does not expose it
+        inner: Any = vars(self._connection)["_impl"]
+        # if a frame has no room for all headers, leave out the broker's own headers, and then the headers added here
+        for without, written in ((_LEFT_OUT, added), (_LEFT_OUT | BROKERS_OWN, added), (_LEFT_OUT | BROKERS_OWN, {})):
+            # it has to wait there until somebody looks at it, so it must not expire
+            properties = original.again(without=without, added=written, user=self._user, expires=False)
+            if sum(map(len, properties.encode())) <= properties_max(inner.params.frame_max):
+                break
+        if not written:
+            log.warning(
+                "message %s of queue %r: its headers leave no room for ours; it stays there without them (%s)",
+                one_line(message.message_id),
+                self._queue,
+                one_line(str(added)),
+            )
+        try:
+            self._end.basic_publish("", self._queue, message.body, properties, mandatory=True)
+        except (UnroutableError, NackError) as error:
+            raise TransportUnavailable(
+                f"connection {self._conn_id!r}: the queue does not take back what cannot be moved; is it full, or"
+                " without a leader?"
+            ) from error
+        self._channel.basic_ack(tag)
+
+    def _problem(self, message: TakenMessage) -> str | None:
+        return self._own_problem(message) or self._problem_of(message.destination)
+
+    def _own_problem(self, message: TakenMessage) -> str | None:
+        try:
+            self._topology.digits.check_delay(delay_seconds(message.due_at, self._clock()))
+        except LimitExceeded as error:
+            return message.problem or str(error)
+        return message.problem
+
     def _problem_of(self, destination: str) -> str | None:
+        if destination not in self._problems:
+            self._problems[destination] = self._look_for_problem(destination)
+        return self._problems[destination]
+
+    def _look_for_problem(self, destination: str) -> str | None:
         if self._named is not None and destination not in self._named:
             return f"destination {destination!r}: not among destinations=[...]"
         # the broker is not asked for each name that somebody may have made up
-        if self._named is None and self._bound.existing is not None and destination not in self._bound.existing:
+        if self._named is None and self._existing is not None and destination not in self._existing:
             return f"destination {destination!r}: missing"
-        if destination not in self._problems:
-            self._problems[destination] = self._here.problem(destination) or self._unbound(destination)
-        return self._problems[destination]
-
-    def _unbound(self, destination: str) -> str | None:
-        bound = self._bound.bound
-        if self._named is not None or (bound is not None and destination in bound):
+        try:
+            key = self._topology.binding_key(destination)
+        except LimitExceeded as error:
+            return str(error)
+        is_queue = self._topology.routing == "direct"
+        part = _queue(destination) if is_queue else declare.Exchange(destination, "fanout", destination=True)
+        (found,) = declare.compare(self._connection, [part])
+        if found.state is not State.OK:
+            return f"destination {destination!r}: {'missing' if found.state is State.MISSING else found.found}"
+        way = BindingFacts(self._topology.delivery_exchange, destination, is_queue, key)
+        if self._named is not None or (self._existing is not None and way in (self._facts.bindings or ())):
             return None
-        how = "not bound" if bound is not None else "unknown whether bound without the management API"
+        how = "not bound" if self._existing is not None else "unknown whether bound without the management API"
         return f"destination {destination!r}: {how}; name it in destinations=[...]"
 
-    def _on_confirm(self, message: DelayedMessage) -> None:
-        assert isinstance(message, DrainedMessage)
-        self._drainer.done(message)
+
+def _queue(name: str) -> declare.Queue:
+    return declare.Queue(name, destination=True)

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingConnection
 
     from airflow_delayed.rabbitmq.admin import TopologyAdmin
-    from airflow_delayed.rabbitmq.drain import RedriveReport
     from airflow_delayed.rabbitmq.management import Facts, Management
     from airflow_delayed.rabbitmq.publisher import Publisher
-    from airflow_delayed.rabbitmq.redrive import TopologyEndpoint
+    from airflow_delayed.rabbitmq.redrive import RedriveReport
     from airflow_delayed.rabbitmq.waiting import Waiting
 
 #: Seconds that each of several hosts has for the login during a ``verify``.
@@ -300,18 +299,26 @@ class RabbitMQTransport(Delivery):
         :raises SendFailed: the broker did not take some messages; they are in their queue.
         """
         require_client()
+        from airflow_delayed.rabbitmq import cluster
         from airflow_delayed.rabbitmq.redrive import Redriver
 
         queue = queue or self.topology.unroutable_queue
         if limit is not None and limit < 0:
             raise ValueError("limit must not be negative")
-        redriver = Redriver(self._endpoint(), destinations=destinations, clock=self._clock)
-        return redriver.redrive(queue, limit=limit, dry_run=dry_run)
-
-    def _endpoint(self) -> TopologyEndpoint:
-        from airflow_delayed.rabbitmq.redrive import TopologyEndpoint
-
-        return TopologyEndpoint(self.conn_id, self.topology, self._hosts(), self._connected, self._facts)
+        facts = self._facts()
+        cluster.require_available(self.conn_id, facts, [queue], "Nothing was moved")
+        with self._connected() as connection:
+            redriver = Redriver(
+                queue,
+                connection,
+                self._hosts(),
+                facts,
+                conn_id=self.conn_id,
+                topology=self.topology,
+                destinations=destinations,
+                clock=self._clock,
+            )
+            return redriver.redrive(limit, dry_run=dry_run)
 
     def close(self) -> None:
         """Do nothing: each call, or the block of :meth:`kept_open`, closes its own connection."""

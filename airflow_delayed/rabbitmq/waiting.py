@@ -1,23 +1,15 @@
-"""The messages that wait: their numbers by level and in queues that are to be deleted; and what one of them states."""
+"""The numbers of the messages that wait, by level."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
 
 from airflow_delayed.delivery import Finding
-from airflow_delayed.errors import InvalidMessage
-from airflow_delayed.message import parse_moment
 from airflow_delayed.rabbitmq import cluster
-from airflow_delayed.rabbitmq.levels import split_key
 from airflow_delayed.rabbitmq.management import Facts
-from airflow_delayed.rabbitmq.properties import DESTINATION, DUE_AT, ORIGINAL_KEY
 from airflow_delayed.rabbitmq.topology import Topology
-
-if TYPE_CHECKING:
-    from pika import BasicProperties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,47 +163,3 @@ def _count(count: int | None) -> str:
 
 def _time(moment: datetime) -> str:
     return moment.isoformat(sep=" ", timespec="seconds")
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The destination and the due time that a message states.
-
-    :param destination: None if it states none.
-    :param due_at: in UTC; None if it states none.
-    :param problem: why the message cannot be moved; None if it can.
-    """
-
-    destination: str | None
-    due_at: datetime | None
-    problem: str | None = None
-
-
-def read_waited(found: BasicProperties, key: str, *, now: datetime) -> Reading:
-    """Read a message that no destination took.
-
-    A message that came out of the levels, which its routing key shows, has waited: it is due unless this package's
-    header states a later time. Any other message has to have that header.
-    """
-    headers: Mapping[str, Any] = found.headers or {}
-    original = _text(headers.get(ORIGINAL_KEY))
-    real = split_key(key)
-    split = real or split_key(original or "")
-    destination = split[1] if split else _text(headers.get(DESTINATION))
-    due = _moment(headers.get(DUE_AT), DUE_AT)
-    if due is None and real:
-        due = now
-    if destination is None:
-        return Reading(None, due, "neither its routing key nor a header tells its destination")
-    return Reading(destination, due, None if due else "no header tells when it is due")
-
-
-def _moment(value: object, name: str) -> datetime | None:
-    try:
-        return parse_moment(name, value)
-    except InvalidMessage:
-        return None
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None

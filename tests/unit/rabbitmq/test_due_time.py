@@ -5,46 +5,38 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pika import BasicProperties
 
-from airflow_delayed.rabbitmq.levels import BITS, split_key
-from airflow_delayed.rabbitmq.waiting import read_waited
+from airflow_delayed.rabbitmq.levels import BITS, HEX
+from airflow_delayed.rabbitmq.redrive import TakenMessage, read_taken
 
 UTC = timezone.utc
 SENT = datetime(2025, 11, 28, 0, 5, 18, 653_833, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
-DUE_AT = "airflow-delayed-due-at"
-
-delays = st.integers(1, BITS.max_delay) | st.integers(1, 40) | st.integers(0, 27).map(lambda bit: 1 << bit)
-names = st.sampled_from(["Sales", "Acme.Sales", "0.1.Sales", "é.x"])
-
-
-@given(delays, names)
-def test_a_key_tells_delay_and_destination(delay: int, name: str) -> None:
-    assert split_key(BITS.routing_key(delay, name)) == (delay, name)
 
 
 @pytest.mark.parametrize(
     "key", ["", "orders", "delayed.level-09", "0." * 7, "0." * 6 + "g.x", "0." * 6 + "x", "00" * 7 + "x"]
 )
 def test_other_keys_tell_nothing(key: str) -> None:
-    assert split_key(key) is None
+    assert (BITS.split_key(key), HEX.split_key(key)) == (None, None)
+
+
+def taken(key: str, **headers: object) -> TakenMessage:
+    properties = BasicProperties(headers={name.replace("_", "-"): value for name, value in headers.items()})
+    return read_taken(properties, key, b"", BITS, SENT)
 
 
 def test_what_came_out_of_the_levels_is_due() -> None:
     key = BITS.routing_key(90, "Acme.Sales")
-    assert read_waited(BasicProperties(), key, now=SENT).due_at == SENT
-    later = {DUE_AT: (SENT + SECOND).isoformat()}
-    assert read_waited(BasicProperties(headers=later), key, now=SENT).due_at == SENT + SECOND
+    assert taken(key).due_at == SENT
+    assert taken(key, airflow_delayed_due_at=(SENT + SECOND).isoformat()).due_at == SENT + SECOND
 
 
 def test_what_was_put_back_is_due_when_its_headers_say() -> None:
-    headers: dict[str, object] = {"airflow-delayed-routing-key": BITS.routing_key(90, "Acme.Sales")}
-    found = read_waited(BasicProperties(headers=headers), "delayed.hex.unroutable", now=SENT)
+    key = BITS.routing_key(90, "Acme.Sales")
+    found = taken("delayed.hex.unroutable", airflow_delayed_routing_key=key)
     assert (found.destination, found.problem) == ("Acme.Sales", "no header tells when it is due")
-    headers[DUE_AT] = SENT.isoformat()
-    found = read_waited(BasicProperties(headers=headers), "delayed.hex.unroutable", now=SENT)
+    found = taken("delayed.hex.unroutable", airflow_delayed_routing_key=key, airflow_delayed_due_at=SENT.isoformat())
     assert (found.destination, found.due_at, found.problem) == ("Acme.Sales", SENT, None)
-    assert read_waited(BasicProperties(), "delayed.hex.unroutable", now=SENT).destination is None
+    assert taken("delayed.hex.unroutable").problem == "neither its routing key nor a header tells its destination"

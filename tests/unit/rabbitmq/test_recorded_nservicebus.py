@@ -14,8 +14,8 @@ from airflow_delayed.message import DelayedMessage
 from airflow_delayed.nservicebus import parse_nservicebus_time
 from airflow_delayed.rabbitmq.declare import Binding, Exchange, Queue, plan
 from airflow_delayed.rabbitmq.properties import MessagePropertiesWriter, ReceivedProperties
+from airflow_delayed.rabbitmq.redrive import read_taken
 from airflow_delayed.rabbitmq.topology import NSERVICEBUS, topology_of
-from airflow_delayed.rabbitmq.waiting import read_waited
 
 RECORDED = json.loads(Path(__file__).with_name("nservicebus_rabbitmq.json").read_text())
 UTC = timezone.utc
@@ -55,7 +55,7 @@ def _received(sent: dict[str, Any]) -> ReceivedProperties:
 @pytest.mark.parametrize("sent", DELAYED, ids=ids)
 def test_each_message_that_waited_is_due(sent: dict[str, Any]) -> None:
     now = datetime(2026, 11, 22, 7, 18, tzinfo=UTC)
-    found = read_waited(_received(sent), sent["routing_key"], now=now)
+    found = read_taken(_received(sent), sent["routing_key"], b"", NSERVICEBUS.digits, now)
     assert (found.destination, found.due_at, found.problem) == ("airflow.results", now, None)
 
 
