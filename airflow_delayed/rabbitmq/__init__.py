@@ -27,7 +27,7 @@ a full queue refuses (nack)    A message that is due is sent again after 0.5 to 
                                gives it up at once, and keeps it in the store.
                                What a full level refuses, both send again.
 full when a message falls due  If the queue rejects, the message waits at the     topology.py: Topology.queue_arguments,
-                               head of its level, and all behind it wait,         Topology.keeps_stuck
+                               head of its level, and all behind it wait,         Topology.quorum
                                whatever their destination: late until the queue   verify.py: receivers, stuck
                                takes it. In classic levels (``nservicebus-v1``)   operators/reporting.py: require_ready
                                it is lost. ``verify`` warns; a send goes on.

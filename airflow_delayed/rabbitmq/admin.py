@@ -84,7 +84,7 @@ class TopologyAdmin:
         unroutable_policy: bool,
     ) -> TopologyReport:
         """Make each part that is missing; with ``replace_differing`` make those again that differ."""
-        by_policy = unroutable_policy and not self.topology.unroutable
+        by_policy = unroutable_policy and self.topology.shared
         parts = declare.plan(self.topology, destinations, unroutable=by_policy)
         facts = survey(self.management, self.absent)
         policy = self._policy(facts) if by_policy else None
@@ -155,7 +155,7 @@ class TopologyAdmin:
         # until it has its bindings again, such an exchange leads messages to the unroutable messages
         if any(part.arguments or part.name == self.topology.delivery_exchange for part in exchanges) or (
             # at-most-once dead-lettering drops a message that it cannot route in that moment
-            not self.topology.keeps_stuck
+            not self.topology.quorum
         ):
             names = self._queues()
         cluster.require_available(self.conn_id, contents.facts, names, "Nothing was changed")
@@ -220,7 +220,7 @@ class TopologyAdmin:
         ours = policy_for_unroutable(self.topology)
         if any(policy.name == ours.name and not policy.operator for policy in facts.policies or ()):
             yield Finding(state=State.WOULD_DELETE, resource=str(ours))
-        elif facts.policies is None and not self.topology.unroutable:
+        elif facts.policies is None and self.topology.shared:
             yield Finding(state=State.UNKNOWN, resource=str(ours), found=facts.why, code="differs")
 
     # shared
@@ -365,7 +365,7 @@ class QueueContents:
         if known is not None:
             return known.arguments.get("x-dead-letter-strategy") == "at-least-once"
         kinds = [one for one in self._of(name) if one.argument == "x-queue-type"]
-        return name != self.topology.unroutable_queue and self.topology.keeps_stuck and not kinds
+        return name != self.topology.unroutable_queue and self.topology.quorum and not kinds
 
     def _of(self, name: str) -> list[Finding]:
         return [one for one in self.found if one.resource == f"queue {name}"]

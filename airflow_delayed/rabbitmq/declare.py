@@ -94,15 +94,12 @@ def plan(
     """Return the declarations that delays need, in an order in which each may be made.
 
     :param top_position: the highest position wanted; -1 for none, where no message is delayed; None for all.
-    :param unroutable: include an exchange and a queue for unroutable messages, to which a policy leads, also where
-        the topology has none.
+    :param unroutable: include the exchange and the queue for unroutable messages of a shared topology too.
     :raises LimitExceeded: a destination's name is beyond the limits.
     """
     parts: list[Declaration] = []
-    arguments: dict[str, str | int] = {}
-    if topology.unroutable:
-        arguments["alternate-exchange"] = topology.unroutable
-    if topology.unroutable or unroutable:
+    arguments = {} if topology.shared else {"alternate-exchange": topology.unroutable_queue}
+    if unroutable or not topology.shared:
         exchange = Exchange(topology.unroutable_queue, "fanout")
         queue = Queue(topology.unroutable_queue, {"x-queue-type": "quorum"})
         parts += exchange, queue, Binding(exchange, queue)
@@ -111,24 +108,24 @@ def plan(
     digits = topology.digits
     top = topology.top_position if top_position is None else top_position
     positions = [*range(top + 1)]
-    if topology.flat and -1 < top < topology.top_position:
+    if not topology.shared and -1 < top < topology.top_position:
         positions.append(topology.top_position)
     for position in positions:
         if position <= top:
             parts += (_level(topology, level) for level in digits.levels_at(position))
         # what a sender's message cannot be routed by is an error of the sender's; its bindings right behind each other
         # exchange, for messages that it cannot route become unroutable
-        passes_on = topology.flat and position < topology.top_position
+        passes_on = not topology.shared and position < topology.top_position
         exchange = Exchange(topology.exchange_name(position), "topic", arguments if passes_on else {})
         parts.append(exchange)
-        last = 0 if topology.flat else position
+        last = position if topology.shared else 0
         for read in range(last, min(position, top) + 1):
             parts += (
                 Binding(exchange, _level(topology, level), digits.binding_key(position, read, digits.digit(level)))
                 for level in digits.levels_at(read)
             )
         parts.append(Binding(exchange, below, digits.binding_key(position, last, 0)))
-        below = delivery if topology.flat else exchange
+        below = exchange if topology.shared else delivery
     for destination in dict.fromkeys(destinations):
         key = topology.binding_key(destination)
         queue = Queue(destination, {"x-queue-type": "quorum"}, destination=True)

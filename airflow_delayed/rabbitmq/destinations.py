@@ -98,7 +98,7 @@ class SessionDestinations:
             done()
 
         def bound(_: object) -> None:
-            if self._topology.entry == "direct" and self.default_exchange:
+            if self.default_exchange and not self._topology.shared:
                 self._ask_dead_letters(Queue(destination), {}, _QUESTIONS, ready)
             else:
                 ready(False)

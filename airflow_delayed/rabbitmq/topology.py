@@ -1,9 +1,8 @@
-"""A delay topology as one value: the digits, names, arguments and bindings of its exchanges and queues.
+"""A delay topology as one value: the digits and names of its exchanges and queues, their arguments and bindings.
 
 Each topology has levels as :mod:`airflow_delayed.rabbitmq.levels` describes; planning, comparing, installing and
-sending work on any. The time to live of a level, and what a level does with a message whose destination is full, come
-from :meth:`Topology.queue_arguments`. Below are the headers that NServiceBus.RabbitMQ reads, the AMQP properties that
-it makes of them (BasicPropertiesExtensions.cs), and the limits that a message has to keep; all without a network.
+sending work on any. Below are the headers that NServiceBus.RabbitMQ reads, the AMQP properties that it makes of them
+(BasicPropertiesExtensions.cs), and the limits that a message has to keep; all without a network.
 """
 
 from __future__ import annotations
@@ -18,15 +17,12 @@ from airflow_delayed.errors import LimitExceeded
 from airflow_delayed.message import DelayedMessage
 from airflow_delayed.rabbitmq.levels import BITS, HEX, DelayDigits
 
-#: How a destination is bound: for itself alone, or also for every name that ends in a dot and its own.
-Binding = Literal["exact", "suffix"]
-#: Where a delayed message enters: a level's queue itself, the exchange of its highest digit that is not 0, that of the
-#: highest position.
-Entry = Literal["direct", "top-digit", "top-position"]
 #: What a destination is: a queue, or (NServiceBus's conventional routing) a fanout exchange before a queue of its name.
 Routing = Literal["direct", "conventional"]
 #: Which headers state the delay: those of this package alone, or NServiceBus's too.
 HeaderStyle = Literal["plain", "nservicebus"]
+_QUORUM = {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+_CLASSIC = {"x-queue-mode": "lazy"}
 
 
 class PublishAddress(NamedTuple):
@@ -44,43 +40,39 @@ class PublishAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The names, queue arguments, bindings, entry and headers of one delay topology.
+    """The names, queue arguments, bindings and headers of one delay topology.
 
     :param name: by which a user chooses it.
     :param level_prefix: the names of all exchanges and queues of the levels begin with it.
-    :param level_digits: how many digits the number in a level's name has at least: with ``flat`` its seconds as the
-        digits of a key write them, else the number of the level.
+    :param level_digits: how many digits the number in a level's name has at least: the number of the level, or its
+        seconds where others do not declare the topology.
     :param delivery_exchange: topic exchange behind the last digit, to which destinations are bound.
-    :param arguments: of each level's queue, beside its time to live and its dead-letter exchange.
     :param digits: how keys and levels write a delay.
-    :param flat: each exchange reads all digits from its position on, and passes a message at once to the next level or
-        to the delivery exchange; one reads all digits, for senders. Else it reads one digit and passes a message whose
-        digit is 0 to the exchange of the next position, as NServiceBus and kombu have it. A broker takes most of its
-        time for exchanges behind exchanges.
-    :param unroutable: fanout exchange and queue for messages that no binding takes, with ``flat`` that of a level too;
-        None for a topology that others declare too, since the broker would refuse their declaration of an exchange with
-        another argument. Without it, at-least-once dead-lettering keeps such a message at the head of its level, where
-        it blocks all others.
+    :param quorum: whether the levels are quorum queues with at-least-once dead-lettering. A due message whose
+        destination is full, and rejects it, then stays at the head of its level, with all messages behind it, until the
+        destination takes it; in classic queues it is lost.
+    :param shared: whether NServiceBus or Celery declares the topology too, as it is here. An exchange reads one digit,
+        and passes a message whose digit is 0 to the exchange of the next position; a destination also gets the delayed
+        messages for every name that ends in a dot and its own; and a message that no binding takes stays at the head of
+        its level, unless a policy leads it elsewhere. In this package's own topology an exchange reads all digits from
+        its position on, because a broker takes most of its time for exchanges behind exchanges; bindings are exact, an
+        alternate exchange takes unroutable messages, and a sender may enter a level's queue directly.
     """
 
     name: str
     level_prefix: str
     level_digits: int
     delivery_exchange: str
-    arguments: Mapping[str, str | int]
     digits: DelayDigits = BITS
-    flat: bool = False
-    unroutable: str | None = None
-    binding: Binding = "suffix"
-    entry: Entry = "top-digit"
+    quorum: bool = True
+    shared: bool = True
     routing: Routing = "direct"
     headers: HeaderStyle = "plain"
 
     def level_name(self, level: int) -> str:
         """Return the name of a level's queue."""
-        if self.flat:
-            return f"{self.level_prefix}{self.digits.text(self.digits.wait(level)):0>{self.level_digits}}"
-        return f"{self.level_prefix}{level:0{self.level_digits}d}"
+        number = f"{level}" if self.shared else self.digits.text(self.digits.wait(level))
+        return f"{self.level_prefix}{number:0>{self.level_digits}}"
 
     def level_names(self, top_position: int | None = None) -> dict[str, int]:
         """Return the levels by the names of their queues, the shortest wait first.
@@ -99,53 +91,28 @@ class Topology:
         """Return the name of the exchange that reads the digit at a position; below all, of the delivery exchange."""
         if position < 0:
             return self.delivery_exchange
-        if not self.flat:
+        if self.shared:
             return self.level_name(position)
         return f"{self.level_prefix}{'entry' if position == self.top_position else f'last-{position + 1}'}"
 
     @property
     def unroutable_queue(self) -> str:
-        """The exchange and queue for what is unroutable; where others declare the topology too, a policy leads there.
+        """The fanout exchange and queue for what is unroutable, named as the delivery exchange is.
 
-        Named as the delivery exchange is: ``nsb.v2.delay-unroutable``, ``celery_delayed_unroutable``. Only an install
-        with ``unroutable_policy`` makes the latter kind.
+        In a shared topology a policy leads there, and only an install with ``unroutable_policy`` makes both.
         """
-        if self.unroutable:
-            return self.unroutable
-        name = self.delivery_exchange.removesuffix("delivery")
-        return f"{name}unroutable" if name != self.delivery_exchange else f"{name}.unroutable"
-
-    @property
-    def is_quorum(self) -> bool:
-        """Whether the levels' queues are quorum queues."""
-        return self.arguments.get("x-queue-type") == "quorum"
-
-    @property
-    def keeps_stuck(self) -> bool:
-        """Whether a level keeps what cannot move on (at-least-once dead-lettering); else such a message is lost."""
-        return self.arguments.get("x-dead-letter-strategy") == "at-least-once"
+        return f"{self.delivery_exchange.removesuffix('delivery')}unroutable"
 
     def queue_arguments(self, level: int) -> dict[str, str | int]:
         """Return the arguments of a level's queue; its time to live, in milliseconds, is what makes the delay.
 
-        There is no dead-letter routing key: a message keeps its own. With at-least-once dead-lettering a due message
-        whose destination is full, and rejects it, stays at the head of its level, with all messages behind it, until
-        the destination takes it; without (on classic queues) it is lost. A message without a delay is refused at the
-        sender, which tries again for ``confirm_timeout`` and then fails.
+        There is no dead-letter routing key: a message keeps its own.
         """
         return {
-            **self.arguments,
+            **(_QUORUM if self.quorum else _CLASSIC),
             "x-message-ttl": self.digits.wait(level) * 1000,
             "x-dead-letter-exchange": self.exchange_name(self.digits.position(level) - 1),
         }
-
-    def entry_exchange(self, delay_seconds: int) -> str:
-        """Return the exchange at which a message enters that cannot go into a level's queue directly.
-
-        :raises LimitExceeded: the delay is beyond its limit.
-        """
-        highest = self.digits.position(self.digits.entry_level(delay_seconds))
-        return self.exchange_name(self.top_position if self.flat or self.entry == "top-position" else highest)
 
     def address(
         self, destination: str, delay_seconds: int, *, default_exchange: bool = True, direct: bool = True
@@ -165,9 +132,12 @@ class Topology:
             return PublishAddress(destination, "")
         if delay_seconds <= 0 and default_exchange:
             return PublishAddress("", destination)
-        if self.entry == "direct" and default_exchange and direct:
-            return PublishAddress("", key, self.level_name(self.digits.entry_level(delay_seconds)))
-        return PublishAddress(self.entry_exchange(delay_seconds), key)
+        level = self.digits.entry_level(delay_seconds)
+        if self.shared:
+            return PublishAddress(self.exchange_name(self.digits.position(level)), key)
+        if default_exchange and direct:
+            return PublishAddress("", key, self.level_name(level))
+        return PublishAddress(self.exchange_name(self.top_position), key)
 
     def check_destination(self, destination: str) -> None:
         """Check that a destination can be one of this topology.
@@ -189,14 +159,11 @@ class Topology:
 
     def copied(self, queue: str) -> str | None:
         """Return the destination whose messages a queue gets at once, for its name is their routing key; None: none."""
-        key = self.digits.split_key(queue) if self.entry == "direct" else None
+        key = None if self.shared else self.digits.split_key(queue)
         return key[1] if key else None
 
     def binding_key(self, destination: str) -> str:
-        """Return the key that binds a destination to the delivery exchange.
-
-        Exact: for any delay and this destination alone. Suffix, as NServiceBus and kombu bind: it also takes the
-        messages for ``other.destination``.
+        """Return the key that binds a destination to the delivery exchange, for any delay.
 
         :raises LimitExceeded: the destination is beyond its limit.
         """
@@ -206,7 +173,7 @@ class Topology:
     @property
     def binding_prefix(self) -> str:
         """What stands before the destination in the key of its binding."""
-        return "*." * self.digits.count if self.binding == "exact" else "#."
+        return "#." if self.shared else "*." * self.digits.count
 
     def leaks(self, destinations: Iterable[str]) -> tuple[tuple[str, str], ...]:
         """Return each pair of destinations of which the first also gets delayed messages for the second.
@@ -214,7 +181,7 @@ class Topology:
         ``Sales`` gets all for ``Acme.Sales``. A name that begins like a delay's digits leaks the other way: ``0.Sales``
         gets those for ``Sales`` whose last digit is 0.
         """
-        if self.binding == "exact":
+        if not self.shared:
             return ()
         pairs = permutations(dict.fromkeys(destinations), 2)
         return tuple((one, other) for one, other in pairs if other.endswith("." + one) or self._is_delay_of(one, other))
@@ -232,22 +199,15 @@ class Topology:
         return f"^({'|'.join(name.replace('.', '[.]') for name in names)})"
 
 
-_QUORUM = {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-
-#: This package's own, the default: no other software declares it, so destinations are bound exactly and no unroutable
-#: message gets lost. ``delayed.hex.0000f00`` keeps a message for f00 seconds, which is 3840; ``delayed.hex.last-2``
-#: reads the last two digits, ``delayed.hex.entry`` all.
+#: This package's own, the default. ``delayed.hex.0000f00`` keeps a message for f00 seconds, which is 3840;
+#: ``delayed.hex.last-2`` reads the last two digits, ``delayed.hex.entry`` all.
 DELAYED = Topology(
     name="delayed",
     level_prefix="delayed.hex.",
     level_digits=7,
     delivery_exchange="delayed.hex.delivery",
-    arguments=_QUORUM,
     digits=HEX,
-    flat=True,
-    unroutable="delayed.hex.unroutable",
-    binding="exact",
-    entry="direct",
+    shared=False,
 )
 #: NServiceBus.RabbitMQ 7 and later (DelayInfrastructure.cs).
 NSERVICEBUS = Topology(
@@ -255,7 +215,6 @@ NSERVICEBUS = Topology(
     level_prefix="nsb.v2.delay-level-",
     level_digits=2,
     delivery_exchange="nsb.v2.delay-delivery",
-    arguments=_QUORUM,
     routing="conventional",
     headers="nservicebus",
 )
@@ -265,7 +224,7 @@ NSERVICEBUS_V1 = replace(
     name="nservicebus-v1",
     level_prefix="nsb.delay-level-",
     delivery_exchange="nsb.delay-delivery",
-    arguments={"x-queue-mode": "lazy"},
+    quorum=False,
 )
 #: Celery's native delayed delivery (kombu's native_delayed_delivery.py), as it declares it with quorum queues.
 CELERY = Topology(
@@ -273,7 +232,6 @@ CELERY = Topology(
     level_prefix="celery_delayed_",
     level_digits=1,
     delivery_exchange="celery_delayed_delivery",
-    arguments=_QUORUM,
 )
 
 TOPOLOGIES: Mapping[str, Topology] = {

@@ -112,13 +112,9 @@ def flags(topology: Topology, broker: str | None, facts: Facts) -> Iterator[Find
     Without ``stream_queue``, as NServiceBus's tools know (BrokerVerifier.cs), RabbitMQ 3.10 and 3.11 do not dead-letter
     at least once, whatever the queue's argument says.
     """
-    if not wants_flags(broker):
+    if not topology.quorum or not wants_flags(broker):
         return
-    wanted = {
-        "quorum_queue": topology.is_quorum,
-        "stream_queue": topology.keeps_stuck,
-    }
-    for name in (name for name, needed in wanted.items() if needed):
+    for name in ("quorum_queue", "stream_queue"):
         resource = f"feature flag {name}"
         if facts.flags is None:
             why = facts.why if facts.queues is None else "only an administrator may see it"
@@ -284,7 +280,7 @@ def leaks(topology: Topology, destinations: Iterable[str], facts: Facts) -> Iter
                 f"its name has the form of a delay's routing key, so that it gets messages for {other} at once; give it"
                 " another name",
             )
-    if topology.binding == "exact":
+    if not topology.shared:
         for one in bound:
             if one.key != topology.binding_prefix + one.target:
                 yield warning(
@@ -305,7 +301,7 @@ _STUCK = "messages stuck in dead-lettering"
 
 def stuck(topology: Topology, top_position: int | None, facts: Facts) -> Iterator[Finding]:
     """Name the levels with messages that dead-lettering could not pass on."""
-    if not topology.keeps_stuck:
+    if not topology.quorum:
         return
     if facts.queues is None:
         yield unknown("stuck", _STUCK, facts.why)
@@ -337,12 +333,12 @@ def policies(topology: Topology, top_position: int | None, facts: Facts) -> Iter
         yield unknown("differs", "policies", facts.why)
         return
     for name, level in topology.level_names(top_position).items():
-        kind = "quorum_queues" if topology.is_quorum else "classic_queues"
+        kind = "quorum_queues" if topology.quorum else "classic_queues"
         for policy in facts.applied(name, kind):
             for setting, value in sorted(policy.definition.items()):
                 if judged := _on_level(topology, level, setting, value):
                     yield _of_policy(f"queue {name}", policy, setting, value, *judged)
-    if topology.unroutable:
+    if not topology.shared:
         return
     for policy in facts.applied(topology.delivery_exchange, "exchanges"):
         other = policy.definition.get("alternate-exchange")
@@ -382,7 +378,7 @@ def unroutable(topology: Topology, facts: Facts, count: int | None) -> Iterator[
     name = topology.unroutable_queue
     if count:
         yield diagnosis.unroutable(name, count)
-    if count is None and not topology.unroutable:
+    if count is None and topology.shared:
         applied = facts.applied(topology.delivery_exchange, "exchanges")
         if any(policy.definition.get("alternate-exchange") == name for policy in applied):
             yield Finding(
@@ -445,7 +441,7 @@ def _dead_letters_back(topology: Topology, queue: QueueFacts, facts: Facts) -> I
     exchange, origin = facts.setting(queue, "dead-letter-exchange")
     key, _ = facts.setting(queue, "dead-letter-routing-key")
     # a sender sees an argument of the queue by itself
-    if topology.entry == "direct" and exchange == "" and key is None and origin != "an argument":
+    if not topology.shared and exchange == "" and key is None and origin != "an argument":
         yield warning(
             "differs",
             f"queue {queue.name}",

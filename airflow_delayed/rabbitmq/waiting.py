@@ -128,7 +128,7 @@ def waiting(
         if ready is not None:
             known = (queues or {}).get(name)
             # a classic queue has no such state
-            stuck = (known.stuck if known else None) if topology.keeps_stuck else 0
+            stuck = (known.stuck if known else None) if topology.quorum else 0
         found.append(
             LevelWaiting(
                 level=level,

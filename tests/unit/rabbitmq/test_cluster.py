@@ -14,22 +14,13 @@ from airflow_delayed.delivery import Finding, TopologyReport
 from airflow_delayed.errors import TransportUnavailable
 from airflow_delayed.rabbitmq import cluster
 from airflow_delayed.rabbitmq.declare import plan
-from airflow_delayed.rabbitmq.levels import BITS
 from airflow_delayed.rabbitmq.management import Facts, Management, QueueFacts
-from airflow_delayed.rabbitmq.topology import DELAYED
+from airflow_delayed.rabbitmq.topology import CELERY
 from airflow_delayed.rabbitmq.verify import judge
 
 ANSWERS = Path(__file__).parent / "answers"
 #: The topology of the brokers that gave these answers.
-RECORDED = replace(
-    DELAYED,
-    level_prefix="delayed.level-",
-    level_digits=2,
-    delivery_exchange="delayed.delivery",
-    digits=BITS,
-    flat=False,
-    unroutable="delayed.unroutable",
-)
+RECORDED = replace(CELERY, level_prefix="delayed.level-", level_digits=2, delivery_exchange="delayed.delivery")
 CODES = ("node-down", "no-leader")
 
 

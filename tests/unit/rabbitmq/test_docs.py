@@ -66,8 +66,8 @@ def test_every_topology_is_in_the_table() -> None:
     for name, topology in TOPOLOGIES.items():
         assert f"`{topology.level_name(0)}`" in rows[name]
         assert f"`{topology.delivery_exchange}`" in rows[name]
-        assert ("quorum, at-least-once" in rows[name]) == (topology.is_quorum and topology.keeps_stuck)
-        assert ("| directly |" in rows[name]) == (topology.entry == "direct")
+        assert ("quorum, at-least-once" in rows[name]) == (topology.quorum)
+        assert ("| directly |" in rows[name]) == (not topology.shared)
 
 
 def anchors(path: Path) -> set[str]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -21,16 +20,8 @@ from airflow_delayed.rabbitmq.topology import (
     topology_of,
 )
 
-ENTRIES = [replace(DELAYED, entry=entry) for entry in ("top-digit", "top-position")]
-ALL = (
-    *TOPOLOGIES.values(),
-    topology_of("nservicebus", "direct"),
-    replace(CELERY, entry="top-position"),
-    *ENTRIES,
-)
-each_topology = pytest.mark.parametrize(
-    "topology", ALL, ids=lambda found: f"{found.name}-{found.routing}-{found.entry}"
-)
+ALL = (*TOPOLOGIES.values(), topology_of("nservicebus", "direct"))
+each_topology = pytest.mark.parametrize("topology", ALL, ids=lambda found: f"{found.name}-{found.routing}")
 
 
 def deliver(parts: Iterable[Declaration], way: PublishAddress) -> list[tuple[int, str]]:
