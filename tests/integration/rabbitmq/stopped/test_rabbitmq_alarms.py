@@ -16,7 +16,6 @@ from support.rabbitmq import VirtualHost, eventually, messages
 from airflow_delayed.errors import SendFailed, TransportUnavailable
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.message import DelayedMessage
-from airflow_delayed.rabbitmq.publisher import Publisher
 from services import rabbitmq
 
 Hook = Callable[..., RabbitMQDelayHook]
@@ -75,49 +74,6 @@ def test_an_alarm_that_ends_loses_nothing(
     times = Counter(arrival.message_id for arrival in arrivals)
     assert (len(times), sum(times.values())) == (3000, 3000)
     assert [arrival for arrival in arrivals if arrival.received_at < arrival.due_at] == []
-
-
-def test_nothing_is_written_during_an_alarm(
-    broker: rabbitmq.Broker, hook: Hook, vhost: VirtualHost, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Not even when messages that the broker took before are confirmed, and there is room in the window."""
-    vhost.declare("slow")
-    # the process of the queue stands still, and with it its confirms
-    process = f"'{vhost.name}_slow'"
-    broker.eval(f"sys:suspend({process})")
-    taken = 0
-    counts: list[int] = []
-
-    def stream() -> Iterator[DelayedMessage]:
-        nonlocal taken
-        # to make the second destination ready took an answer, so by then the broker has all messages for the first
-        for message in (*messages("slow", [0] * 10, prefix="s"), *messages("orders", [0] * 100)):
-            if taken == 11:
-                broker.alarm()
-                watch.start()
-            taken += 1
-            yield message
-
-    def end() -> None:
-        try:
-            eventually(lambda: "the broker takes no messages" in caplog.text)
-            counts.append(taken)
-            broker.eval(f"sys:resume({process})")
-            time.sleep(0.5)
-            counts.append(taken)
-        finally:
-            broker.end_alarm()
-
-    watch = threading.Thread(target=end)
-    parameters = vhost.parameters
-    parameters.blocked_connection_timeout = 60
-    try:
-        assert Publisher(parameters, conn_id="rabbit", window=20).send(stream()).sent == 110
-    finally:
-        broker.end_alarm()
-    watch.join()
-    before, after = counts
-    assert 11 < before == after <= 20
 
 
 def test_an_alarm_that_lasts_is_an_error(broker: rabbitmq.Broker, hook: Hook, vhost: VirtualHost) -> None:
