@@ -25,7 +25,6 @@ class Arrivals(Journal):
     """Writes by how many seconds each message is late; a broker that is away while a file is there."""
 
     away: Path | None = None
-    sooner_when_due = True
 
     def send(self, messages) -> SendReport:
         if self.away is not None and self.away.exists():
