@@ -65,7 +65,7 @@ exclude_patterns = [".*", "build", "dist", "airflow_delayed", "benchmarks"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "reference"]
 nitpicky = True
 # Other packages, and the insides of this one that docstrings name for its developers, have no page to lead to.
-_INSIDE = r"identity|intake|message|rabbitmq|spark|store\.(database|dispatch|policy|transport)"
+_INSIDE = r"identity|intake|message|rabbitmq|spark|store\.(database|dispatch|filters\.MessageFilter|policy|transport)"
 nitpick_ignore_regex = [("py:.*", r"(?!airflow_delayed\.).*"), ("py:.*", rf"airflow_delayed\.({_INSIDE})\b.*")]
 highlight_language = "none"
 

@@ -62,10 +62,10 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
 
     :param messages: a list of dictionaries or DelayedMessage, or an XComArg (of dictionaries that JSON can hold).
         Literals are rendered, what another task returned is not; neither is shown in the UI.
-    :param source: a Parquet file or folder as Spark writes it, JSON lines or CSV, local or any fsspec URL
+    :param source: a Parquet file or folder as Spark writes it, or JSON lines, local or any fsspec URL
         (``s3://conn_id@bucket/key``): text, a ``pathlib.Path`` or an ObjectStoragePath. Folders named ``column=value``
         add that column. The files' endings say their format, and a folder must have ``_SUCCESS``. Or an object of
-        :mod:`airflow_delayed.sources`: files of another ending or without ``_SUCCESS``, a query, a Delta table.
+        :mod:`airflow_delayed.sources`: files of another ending or without ``_SUCCESS``, or a query.
     :param columns: the source's names of columns, by ours: ``{"value": "text", "due_at": "remind_at"}``. With it, also
         with ``{}``, columns that mean nothing are ignored; without it they are an error. ``id_columns`` has the
         source's names. An object of :mod:`airflow_delayed.sources` may have it instead.
@@ -94,6 +94,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     :param spread: a message is due within so long after its time, evenly by a hash of its id: a timedelta, or an ISO
         8601 duration. The column ``spread_seconds`` is the row's own. A retry finds the same moments; another span
         under the same id is other content.
+
     Where to:
 
     :param conn_id: the connection that delivers: of type ``aws``, ``rabbitmq``, ``amqp`` or ``amqps``, or a SQL

@@ -307,7 +307,11 @@ class SqsTransport(Delivery):
 
     @staticmethod
     def estimate(delay: timedelta, *, price: float) -> float:
-        """Return what one message costs that is delayed so long: see :func:`airflow_delayed.sqs.stats.estimate`."""
+        """Return what a message costs in the delay queue for so long, by NServiceBus's formula.
+
+        :param price: of one request to a FIFO queue.
+        :raises ValueError: the delay is negative.
+        """
         return stats.estimate(delay, price=price)
 
     def advice(self, messages: int, delays: timedelta) -> str | None:

@@ -25,7 +25,7 @@ def test_pause_and_resume(page):
     assert len(list(pages.run(page.with_name("pause.md")))) == 3
 
 
-@pytest.mark.parametrize("name, commands", [("change-your-mind", 11), ("pause", 4)])
+@pytest.mark.parametrize("name, commands", [("change-your-mind", 9), ("pause", 4)])
 def test_each_command_is_one(page, name: str, commands: int):
     from airflow.cli import cli_parser
 

@@ -37,7 +37,7 @@ def test_every_block_is_ten_lines_or_so(here):
     blocks = code_blocks(here)
     assert len(blocks) == 11
     for block in blocks:
-        assert len([line for line in block.splitlines() if line and not line.startswith(("from ", "import "))]) <= 11
+        assert len([line for line in block.splitlines() if line and not line.startswith(("from ", "import "))]) <= 12
 
 
 def test_sqs_dags_are_dags(here):
