@@ -100,11 +100,6 @@ class RabbitMQDelayHook(RabbitMQTransport, BaseHook):
         return True, f"{text}. Not all hosts can be used: {bad}" if bad else text
 
     def _plain(self) -> Connection:
-        """Return the connection without Airflow.
-
-        :raises WrongTransport: its type is that of a store or of SQS.
-        :raises ValueError: its extra is no JSON object.
-        """
         given = self.get_connection(self.conn_id)
         check_type(self.conn_id, given.conn_type, self.conn_type)
         return Connection(

@@ -141,11 +141,7 @@ class DelayedStoreHook(Store, BaseHook):
         return acting()
 
     def test_connection(self) -> tuple[bool, str]:
-        """Connect, and look for the store's tables; return whether all is well, and what to show.
-
-        It takes 5 seconds at most. The text is what answered, or what is wrong and what to do, without the password.
-        Airflow's UI does not call it: the button of a SQL connection is that connection's own.
-        """
+        """Connect within 5 seconds, and look for the tables; return whether all is well, and the text to show."""
         try:
             answer = in_thread(self.describe_server)
             wait([answer], TEST_SECONDS)
@@ -184,10 +180,7 @@ class DelayedStoreHook(Store, BaseHook):
 
 
 def hook_of(connection: Connection) -> BaseHook | None:
-    """Return Airflow's hook of a connection; None: no provider has a hook for its type.
-
-    :raises MissingExtra: an extra of this package brings that provider.
-    """
+    """Return Airflow's hook of a connection; None: no provider has a hook for its type."""
     try:
         hook: BaseHook = connection.get_hook()
     except AirflowException as error:
@@ -220,12 +213,7 @@ def database_of(hook: DbApiHook) -> str:
 
 
 def engine_by(hook: DbApiHook, **options: Any) -> Engine:
-    """Return an engine whose connections Airflow's hook makes, each from what Airflow has for the connection then.
-
-    On another server than PostgreSQL, MySQL and MariaDB, it is the hook's own engine.
-
-    :param options: for SQLAlchemy's ``create_engine``.
-    """
+    """Return an engine whose connections Airflow's hook makes, each from what Airflow has for the connection then."""
     if hook.conn_type not in _SERVERS:
         return hook.get_sqlalchemy_engine(engine_kwargs=options)
     options["connect_args"] = dialect_named(database_of(hook)).engine_options()["connect_args"]
@@ -253,10 +241,7 @@ def _driver(connection: Connection, extra: Mapping[str, Any]) -> str:
 
 
 def _connect(conn_id: str, dialect: Dialect, record: Any, _arguments: Any, parameters: dict[str, Any]) -> Any:
-    """Ask Airflow for the connection, and let its hook connect; the extras get the defaults that they lack.
-
-    :raises OperationalError: Airflow does not answer, or what the hook needs is not there.
-    """
+    """Ask Airflow for the connection, and let its hook connect; the extras get the defaults that they lack."""
     database = dialect_named(dialect.name)
     database.set_limits(dialect, record, parameters)
     try:
@@ -294,11 +279,7 @@ def _with_defaults(defaults: Mapping[str, Any], made: Callable[[Any], dict[str, 
 
 
 def check_shared_disk(conn_id: str) -> None:
-    """Check that all workers see the same file, where a store is kept in SQLite.
-
-    :raises DelayedError: the executor's workers may run on several machines, and ``[delayed] sqlite_on_shared_disk``
-        does not say that they share a disk.
-    """
+    """Check that all workers see the same file, where a store is kept in SQLite."""
     # a pod of KubernetesExecutor has LocalExecutor in its configuration, as Airflow's Helm chart sets it
     in_pod = ["KubernetesExecutor"] if os.environ.get("AIRFLOW_IS_K8S_EXECUTOR_POD") else []
     # each is a name, a path, or an alias and a colon before one; a team's begins with its name and an equals sign
@@ -315,11 +296,7 @@ def check_shared_disk(conn_id: str) -> None:
 
 
 def result_of(answer: Future[T], seconds: float, conn_id: str) -> T:
-    """Return what work returned, or raise what it raised.
-
-    :param seconds: how long the caller has waited.
-    :raises DelayedError: it has not ended; it goes on nevertheless.
-    """
+    """Return what work returned, or raise what it raised; DelayedError: it has not ended, and goes on nevertheless."""
     if not answer.done():
         raise DelayedError(
             f"connection {conn_id!r} did not answer within {seconds:g} seconds; look whether host and port are right,"
@@ -351,7 +328,6 @@ def acting() -> str:
 
 
 def _current_task() -> Any:
-    """Return the context of the task that works here; None: no task does."""
     from airflow.sdk import get_current_context
 
     try:

@@ -60,8 +60,8 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 def plain_column(column: pa.Array) -> pa.Array:
     """Return a column with a value of its own in each row, so that it weighs what it takes.
 
-    Texts are strings and bytes are binary, whatever type holds them: views, dictionaries (a pandas categorical), UUIDs,
-    JSON; in a map too. Bytes of a fixed size stay so: a copy would take as much memory again.
+    Texts are strings and bytes are binary, whatever type holds them. Bytes of a fixed size stay so: a copy would take
+    as much memory again.
     """
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -223,10 +223,7 @@ def entries(headers: pa.MapArray) -> tuple[pa.Array, pa.Array, pa.Array]:
 
 
 def header_parts(headers: pa.MapArray) -> tuple[Any, ...] | None:
-    """Return the pieces of each row's headers: how many, then names and values in the order of the names.
-
-    :return: None if a row has a name twice.
-    """
+    """Return how many headers each row has, and names and values ordered by name; None: a row has a name twice."""
     names, values, offsets = entries(headers)
     offsets = offsets.cast(pa.int64())
     codes = names.dictionary_encode()

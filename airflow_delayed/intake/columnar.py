@@ -274,8 +274,6 @@ class ColumnarRows:
     """At least one row, in columns: Arrow's arrays where rows differ, and otherwise the value of all rows.
 
     :param due_us: microseconds since 1970, without a null; ``expires_us`` alike, where null is never.
-    :param ids: None where they are to be made from content, with ``scope``.
-    :param headers: a row's own, joined with ``given``, which a row with null has alone.
     """
 
     size: int
@@ -399,7 +397,7 @@ class ColumnarRows:
         return moments(self.expires_us)
 
     def _tails(self) -> list[bytes] | None:
-        """Return the bytes to hash of each row, after the scope; None if they have to be made row by row."""
+        """Return the bytes to hash of each row; None if they have to be made row by row."""
         pieces: list[Any] = []
         if isinstance(self.destinations, str):
             pieces.append(constant(text_part(self.destinations)))

@@ -54,20 +54,14 @@ _REMEDIES: Mapping[str, str] = {
 
 
 def check_names(names: Sequence[str], origin: str) -> None:
-    """Check the names of all columns of a source, before more than their names is read.
-
-    :raises UnsupportedColumns: there are too many, or two with the same name.
-    """
+    """Check the names of all columns of a source, before more than their names is read."""
     check_count(len(names), origin)
     if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         raise UnsupportedColumns(f"{origin} has more than one column {some(twice, separator=', ')}; rename one")
 
 
 def check_count(columns: int, origin: str) -> None:
-    """Check how many columns a source has.
-
-    :raises UnsupportedColumns: there are too many.
-    """
+    """Check how many columns a source has."""
     if columns > MAX_COLUMNS:
         raise UnsupportedColumns(
             f"{origin} has {columns:,} columns, and at most {MAX_COLUMNS:,} are read; write only columns that a message"
@@ -76,10 +70,7 @@ def check_count(columns: int, origin: str) -> None:
 
 
 def check_renames(columns: object) -> None:
-    """Check ``columns=``: names of a source's columns by ours.
-
-    :raises ValueError: it is something else, or names a column that no message has.
-    """
+    """Check ``columns=``: names of a source's columns by ours."""
     if columns is None:
         return
     if not isinstance(columns, Mapping) or not all(isinstance(name, str) and name for name in columns.values()):
@@ -96,10 +87,7 @@ def check_renames(columns: object) -> None:
 
 
 def names_of(columns: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Return, by our names, the names of a source's columns that are read.
-
-    A column that ``columns=`` names is what it says there, and nothing by its own name.
-    """
+    """Return the names of a source's columns that are read, by our names; a renamed column has its new name alone."""
     if not columns:
         return _SAME
     bodies = {"value", "body"} if {"value", "body"} & columns.keys() else set()
@@ -113,11 +101,7 @@ def label(name: str, source: str) -> str:
 
 
 def wrong_type(source: str, kind: str, name: str, *, is_text: bool) -> str:
-    """Return the problem of a source's column of a wrong type, and how the right one is made of it.
-
-    :param kind: its type, as the library that reads it calls it.
-    :param name: our name of it.
-    """
+    """Return the problem of a source's column of a wrong type, and how the right one is made of it."""
     wanted = COLUMNS[name]
     problem = f"column {label(name, source)} is {kind}, and must be {wanted}"
     name = source
@@ -135,8 +119,6 @@ def wrong_type(source: str, kind: str, name: str, *, is_text: bool) -> str:
 class RowBatch:
     """Consecutive rows of one file or list.
 
-    :param origin: the file's path, or how the list is called.
-    :param first_row: the number of the first row in its origin, counted from 1.
     :param broken: rows that could not be read, by index: the column, and the reason.
     :param rows: the rows as they came, where they are dictionaries; columns that are not read are in these alone.
     :param is_table: all rows have the same columns, so that a null in one of ids is an error.
@@ -190,10 +172,7 @@ def batch_of(
     first_row: int = 1,
     broken: Mapping[int, tuple[str, str]] | None = None,
 ) -> RowBatch:
-    """Make a batch of dictionaries; a field that a row lacks is null.
-
-    Columns are made of the names in :data:`COLUMNS` alone: of others each row may have its own.
-    """
+    """Make a batch of dictionaries; a field that a row lacks is null. Other names than ours are in its rows alone."""
     names = {name for row in rows for name in COLUMNS.keys() & row.keys()}
     columns = {name: [row.get(name) for row in rows] for name in names}
     return RowBatch(columns=columns, size=len(rows), origin=origin, first_row=first_row, broken=broken or {}, rows=rows)
@@ -216,9 +195,6 @@ def row_of(message: DelayedMessage) -> dict[str, object]:
 class ColumnRules:
     """Rules for the names of a source's columns: what all rows have in common needs no column.
 
-    :param destination: all rows without their own have a destination.
-    :param due: all rows without their own have a delay or a due time.
-    :param id_columns: the columns of the key.
     :param columns: the source's names of columns, by ours; if it is given, unknown columns are ignored, and no error.
     """
 
@@ -235,10 +211,7 @@ class ColumnRules:
         object.__setattr__(self, "_used", frozenset([*self.names.values(), *self.id_columns]))
 
     def check(self, columns: Collection[str], origin: str) -> None:
-        """Check the names of the columns that all rows of a source have.
-
-        :raises UnsupportedColumns: some are missing, mean nothing, or say the same thing twice.
-        """
+        """Check the names of the columns that all rows of a source have; raise UnsupportedColumns."""
         self.check_renamed(self.renamed() - set(columns), origin, self._problems(columns))
 
     def renamed(self) -> set[str]:
@@ -246,12 +219,7 @@ class ColumnRules:
         return set((self.columns or {}).values())
 
     def check_renamed(self, missing: Collection[str], origin: str, others: Sequence[str] = ()) -> None:
-        """Check that the source has all columns that ``columns`` names.
-
-        :param missing: ids that no row has.
-        :param others: other problems.
-        :raises UnsupportedColumns: it lacks some, or there are other problems.
-        """
+        """Check that the source has all columns that ``columns`` names."""
         problems = [
             f"no column {label(name, source)}, which columns= names"
             for name, source in (self.columns or {}).items()
@@ -347,8 +315,6 @@ class RowRules:
 
     :param anchor: the time that relative delays count from, by default the start of the task's first try; None: it is
         not known.
-    :param scope: identifies the run, in ids that are made from content.
-    :param optional: by the name of an optional field (:data:`airflow_delayed.fields.FIELDS`); a time is aware.
     :param spread: a message is due within so long after its time, by a hash of its id.
     :param zone: the time zone of times without an offset, in rows without a ``timezone`` of their own; without either
         they are an error.

@@ -40,7 +40,6 @@ class _Buckets(Generic[_Bucket]):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def _note(self, count: int) -> None:
-        """Count new entries; beyond the bound all go to the files."""
         self._count += count
         if self._count > self._most:
             self._spill()
@@ -128,11 +127,7 @@ class RowNumbers(Set[int]):
 
 @dataclass(slots=True)
 class Duplicates:
-    """Rows with an id that came before.
-
-    :param copies: numbers of rows whose id and content came before.
-    :param conflicts: pairs of numbers of rows with one id and different content; the first few.
-    """
+    """Rows with an id that came before."""
 
     copies: RowNumbers = field(default_factory=RowNumbers)
     conflicts: list[tuple[int, int]] = field(default_factory=list)
@@ -141,8 +136,7 @@ class Duplicates:
 class DuplicateIndex(_Buckets[bytearray]):
     """Takes an id, the digest of its content and its row's number, and finds copies and conflicts.
 
-    Each row leaves a record of 40 bytes in a bucket by the first byte of its id's hash. A bucket is read some records
-    at a time, and only its different ids are kept: so it does not matter how many rows have one id.
+    A bucket is read some records at a time, and only its different ids are kept.
     """
 
     def __init__(self, *, memory: int = _MEMORY) -> None:

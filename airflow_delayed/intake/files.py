@@ -28,7 +28,6 @@ class SourceFile:
 
     :param partition: the columns that its folders' names hold, as in ``destination=mail/part-0.parquet``.
     :param version: changes when the file does: its size, and time or hash where the file system has them.
-    :param size: in bytes, if the file system has it.
     :param folder: of a folder of this machine its real path, in which the file must lie.
     """
 
@@ -53,12 +52,7 @@ class SourceFile:
 def list_files(
     fs: Any, path: str, *, shown_as: str, source_format: str | None = None, require_success: bool = True
 ) -> list[SourceFile]:
-    """Return the files of a source in the order of their names. Names that begin with ``_`` or ``.`` hold no rows.
-
-    :param source_format: "parquet" or "json" (JSON lines); by default by the file names' endings.
-    :param require_success: refuse a folder without ``_SUCCESS``, whose job has not ended well.
-    :raises SourceError: it is not there, not complete, of an unknown format, a table, or has links that lead out of it.
-    """
+    """Return the files of a source in the order of their names. Names that begin with ``_`` or ``.`` hold no rows."""
     if not shown_as.strip():
         raise SourceError("source= is empty; did its template render to nothing?")
     root = str(fs._strip_protocol(path)).rstrip("/") or "/"
@@ -112,10 +106,7 @@ def list_files(
 
 
 def _check_no_table(fs: Any, root: str, found: Mapping[str, Any], shown_as: str) -> None:
-    """Check that a folder is no table, and no part of one: a table's files have rows that were deleted or replaced.
-
-    :raises SourceError: it is.
-    """
+    """Check that a folder is no table, and no part of one: a table's files have rows that were deleted or replaced."""
     kinds = (_table_with(name.removeprefix(root).strip("/").split("/")) for name in found)
     kind = next(filter(None, kinds), None)
     above = root
@@ -137,7 +128,6 @@ def _check_no_table(fs: Any, root: str, found: Mapping[str, Any], shown_as: str)
 
 
 def _table_with(parts: list[str]) -> str | None:
-    """Return the kind of table that has such a file."""
     if "_delta_log" in parts[:-1]:
         return "a Delta"
     if any(part.startswith(".hoodie") for part in parts):
@@ -146,10 +136,7 @@ def _table_with(parts: list[str]) -> str | None:
 
 
 def check_inside(path: str, folder: str) -> str:
-    """Return a file's real path, which must lie in its source's folder.
-
-    :raises SourceError: a link leads out of the folder, or it is no file.
-    """
+    """Return a file's real path, which must lie in its source's folder."""
     real = os.path.realpath(path)
     if not real.startswith(folder.rstrip(os.sep) + os.sep):
         raise _leads_out(path)
@@ -161,10 +148,7 @@ def check_inside(path: str, folder: str) -> str:
 
 
 def _check_regular(path: str, found: os.stat_result) -> None:
-    """Check that a path leads to a file, and to no pipe or device, which may have no end.
-
-    :raises SourceError: it does not.
-    """
+    """Check that a path leads to a file, and to no pipe or device, which may have no end."""
     if not stat.S_ISREG(found.st_mode):
         raise _no_file(path)
 
@@ -259,10 +243,7 @@ class FileSource:
 
 @contextmanager
 def opened(fs: Any, file: SourceFile) -> Iterator[Any]:
-    """Open a file for its bytes, as they are stored.
-
-    :raises SourceError: it was replaced by a pipe, or a link that leads out of the source's folder.
-    """
+    """Open a file for its bytes, as they are stored."""
     if not is_local(fs):
         with fs.open(file.path, "rb") as handle:
             yield handle
@@ -279,10 +260,7 @@ def opened(fs: Any, file: SourceFile) -> Iterator[Any]:
 
 @contextmanager
 def unpacked(fs: Any, file: SourceFile) -> Iterator[io.BufferedReader[Any]]:
-    """Open a text file for its bytes; a compressed file is unpacked on the way.
-
-    :raises SourceError: it is torn, or unpacks to far more than its size.
-    """
+    """Open a text file for its bytes; a compressed file is unpacked on the way."""
     from fsspec.compression import compr
     from fsspec.core import get_compression
 
@@ -303,10 +281,7 @@ def unpacked(fs: Any, file: SourceFile) -> Iterator[io.BufferedReader[Any]]:
 
 
 def iter_lines(fs: Any, file: SourceFile) -> Iterator[bytes]:
-    """Yield a text file's lines with their ends.
-
-    :raises SourceError: as :func:`unpacked`, or a line is too long, or too many are blank.
-    """
+    """Yield a text file's lines with their ends."""
     number = blank = 0
     with unpacked(fs, file) as lines:
         while line := lines.readline(MAX_LINE + 1):
@@ -382,10 +357,8 @@ _MOST_LINKS = 40
 def link_of_another_user(path: str) -> str | None:
     """Return the first link on the way to a file, itself left out, that another user may have laid; None without one.
 
-    A link of root or of this process's user is followed, and one in a folder that nobody else can write: so are links
-    of the machine, such as ``/tmp`` on macOS, a home on another disk, or a volume of Kubernetes. Any other could be
-    laid by a user who wants the file elsewhere. It is the rule of Linux's ``protected_symlinks``, but for all folders
-    that others can write, not for ``/tmp`` alone.
+    Links of root, of this process's user, and in folders that nobody else can write are followed: the rule of Linux's
+    ``protected_symlinks``, for all folders.
     """
     trusted = {0, os.geteuid()}
     parts = os.path.dirname(os.path.abspath(path)).split(os.sep)

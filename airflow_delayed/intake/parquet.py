@@ -49,10 +49,7 @@ _DELTA = "DELTA_BYTE_ARRAY"
 
 
 class ParquetFiles(FileSource):
-    """Parquet files, as Spark writes them.
-
-    :param naive_ok: a time zone is set for timestamps that have none.
-    """
+    """Parquet files, as Spark writes them."""
 
     def __init__(
         self,
@@ -108,10 +105,7 @@ class ParquetFiles(FileSource):
             raise SourceError(f"{file.name} cannot be read as Parquet: {text}") from error
 
     def _compare(self, files: Sequence[SourceFile], wanted: ColumnRules, known: TimeColumnsOfFiles) -> None:
-        """Compare a file that is refused for its times with those after it: no time zone mends files that disagree.
-
-        :raises UnsupportedColumns: they disagree.
-        """
+        """Compare a file that is refused for its times with those after it: no time zone mends files that disagree."""
         for file in files:
             with suppress(SourceError), self._opened(file) as (_, parquet):
                 used = [name for name in parquet.schema_arrow.names if wanted.uses(name)]
@@ -131,10 +125,7 @@ def _batch(records: pa.RecordBatch, file: SourceFile, first: int, times: Mapping
 
 
 def check_footer(file: SourceFile, handle: Any) -> None:
-    """Check how long a file's footer is, before it is read.
-
-    :raises SourceError: it is too long.
-    """
+    """Check how long a file's footer is, before it is read."""
     handle.seek(0, os.SEEK_END)
     # as many bytes as pyarrow reads there first, so that a remote file system is asked once
     handle.seek(max(0, handle.tell() - _FOOTER_READ))
@@ -150,12 +141,7 @@ def check_footer(file: SourceFile, handle: Any) -> None:
 def check_schema(
     schema: pa.Schema, origin: str, times: Mapping[str, TimeColumn], wanted: ColumnRules, *, naive_ok: bool
 ) -> None:
-    """Check the types of the columns that are read. Those of a key are flat: what a list repeats has no bound.
-
-    :param times: the columns of timestamps.
-    :param naive_ok: a time zone is set for timestamps that have none.
-    :raises UnsupportedColumns: a column is of a wrong type; the error names them all.
-    """
+    """Check the types of the columns that are read. Those of a key are flat: what a list repeats has no bound."""
     problems = []
     for column in schema:
         names = wanted.meanings(column.name)
@@ -191,9 +177,6 @@ def check_chunks(metadata: pq.FileMetaData, group: int, names: Sequence[str]) ->
     """Check what a footer says of a row group's columns, by opening them on a file that gives nothing.
 
     pyarrow ends the process where ``RowGroupMetaData.column`` meets a contradiction; its reader raises an error.
-
-    :raises pyarrow.ArrowException: the footer contradicts itself.
-    :raises OSError: the same.
     """
     with suppress(_Unread):
         file = pq.ParquetFile(_Nothing(), metadata=metadata, buffer_size=_BUFFER)
@@ -233,10 +216,7 @@ class _Nothing(io.RawIOBase):
 
 
 def check_growth(file: SourceFile, metadata: pq.FileMetaData, group: int, names: Sequence[str]) -> None:
-    """Check what a row group's columns unpack to, and how many headers it has, before any of it is unpacked.
-
-    :raises SourceError: it is far more than their size.
-    """
+    """Check what a row group's columns unpack to, and how many headers it has, before any of it is unpacked."""
     for column in _columns(metadata, group, names):
         size, packed = column.total_uncompressed_size, column.total_compressed_size
         if size > max(UNPACKED_IN_ANY_CASE, MAX_RATIO * packed):
@@ -258,8 +238,7 @@ def check_growth(file: SourceFile, metadata: pq.FileMetaData, group: int, names:
 def rows_within(size: int, metadata: pq.FileMetaData, group: int, names: Sequence[str], handle: Any) -> int:
     """Return how many rows of a row group are about so many bytes at most, at least one.
 
-    A text that many rows share is stored once, in the dictionary of its column: by the size of the file alone a row may
-    be a thousandth of what it becomes. So a row counts with the longest text of the dictionary.
+    A row counts with the longest text of its column's dictionary, which is stored once.
     """
     rows = metadata.row_group(group)
     columns = _columns(metadata, group, names)
@@ -327,7 +306,6 @@ def _weight(records: pa.RecordBatch) -> int:
 
 
 def _values_beyond_rows(metadata: pq.FileMetaData, group: int, names: Sequence[str]) -> int:
-    """Return how many values a row group's longest column has beyond one a row, as a map or list may."""
     count = max((column.num_values for column in _columns(metadata, group, names)), default=0)
     return max(0, int(count) - int(metadata.row_group(group).num_rows))
 
@@ -349,7 +327,6 @@ def _may_share(column: Any) -> bool:
 
 
 def _fixed_width(metadata: pq.FileMetaData, chunk: Any) -> int:
-    """Return how many bytes each value of a column has whose type says that, such as an id of 16 bytes."""
     if chunk.physical_type != "FIXED_LEN_BYTE_ARRAY":
         return 0
     leaves = (metadata.schema.column(index) for index in range(metadata.num_columns))

@@ -194,10 +194,6 @@ class RowReader:
         return message if not span else _moved(message, span, "spread" if spread is None else "spread_seconds")
 
     def _optional(self, values: tuple[object, ...], where: object) -> dict[str, Any]:
-        """Return the optional fields by name.
-
-        :param values: of one row.
-        """
         if all(value is None for value in values):
             return self._for_all
         found = self._for_all.copy()
@@ -219,10 +215,7 @@ class RowReader:
         raise InvalidMessage("due_at", "is null; fill it (or delay_seconds), or give due_at= or delay=")
 
     def _moment(self, column: str, value: object, where: object) -> datetime:
-        """Return a time in UTC.
-
-        :param where: the row's own ``timezone``.
-        """
+        """Return a time in UTC; ``where`` is the row's own ``timezone``."""
         moment = parse_time(column, value)
         if moment.utcoffset() is not None:
             return utc(column, moment)
@@ -256,10 +249,6 @@ def _zone(name: object) -> ZoneInfo:
 
 
 def _span(spread: object) -> timedelta:
-    """Return the span within which a message is due.
-
-    :raises InvalidMessage: it is no number of seconds, or negative.
-    """
     try:
         return delay_of(_seconds(spread, "spread_seconds"), "spread_seconds")
     except InvalidMessage as error:
@@ -268,7 +257,6 @@ def _span(spread: object) -> timedelta:
 
 
 def _moved(message: DelayedMessage, span: timedelta, column: str) -> DelayedMessage:
-    """Return a message at its place within the span after its due time."""
     end = due_after(message.due_at, span, column)
     if message.expires_at is not None and message.expires_at < end:
         raise InvalidMessage(column, f"ends at {end}, and the message expires before that, at {message.expires_at}")
@@ -290,10 +278,7 @@ def _seconds(delay: object, column: str) -> int | float | str:
 
 
 def body_of(value: object) -> bytes:
-    """Return a body: bytes as they are, text in UTF-8, lists and dictionaries as JSON.
-
-    :raises InvalidMessage: it is something else.
-    """
+    """Return a body: bytes as they are, text in UTF-8, lists and dictionaries as JSON."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -326,10 +311,7 @@ def _number(text: str) -> float | Number:
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text; in an object's fields numbers are kept as they are written.
-
-    :raises ValueError: it is not JSON.
-    """
+    """Return the value of a JSON text; in an object's fields numbers are kept as they are written."""
     value = json.loads(text, parse_float=_number)
     if isinstance(value, Number):
         return float(value.text)
@@ -337,10 +319,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def write_json(value: object, **options: Any) -> str:
-    """Return ``json.dumps(value, **options)``, with numbers as they were written.
-
-    :raises TypeError: a value is none of JSON's.
-    """
+    """Return ``json.dumps(value, **options)``, with numbers as they were written."""
     try:
         return json.dumps(value, **options)
     except TypeError:
@@ -379,10 +358,7 @@ def _children(value: object) -> Iterable[object]:
 
 
 def headers_of(value: object) -> Mapping[str, str]:
-    """Return headers from a dictionary, or from the pairs that Arrow makes of a map.
-
-    :raises InvalidMessage: it is something else, or has more than :data:`MAX_HEADERS`.
-    """
+    """Return headers from a dictionary, or from the pairs that Arrow makes of a map."""
     if isinstance(value, Mapping | list) and len(value) > MAX_HEADERS:
         value = TooManyHeaders(len(value))
     if isinstance(value, TooManyHeaders):

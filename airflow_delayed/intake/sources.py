@@ -48,11 +48,7 @@ class Source(Protocol):
     name: str
 
     def batches(self, wanted: ColumnRules) -> Iterator[RowBatch]:
-        """Yield the rows in a fixed order, in batches.
-
-        :raises UnsupportedColumns: columns are missing, unknown or of a wrong type.
-        :raises SourceError: a file cannot be read.
-        """
+        """Yield the rows in a fixed order, in batches."""
         ...
 
     def fingerprint(self) -> bytes | None:
@@ -60,10 +56,7 @@ class Source(Protocol):
         ...
 
     def check_unchanged(self) -> None:
-        """Check that the rows have not changed since they were read.
-
-        :raises SourceError: files came, went or changed.
-        """
+        """Raise SourceError if files came, went or changed since they were read."""
         ...
 
 
@@ -189,10 +182,7 @@ def open_source(
     require_success: bool = True,
     naive_ok: bool = False,
 ) -> Source:
-    """Return the source for a file or folder of an fsspec file system.
-
-    :raises SourceError: it is not there, not complete, of an unknown format, or needs a library that is missing.
-    """
+    """Return the source for a file or folder of an fsspec file system."""
 
     def listing() -> list[SourceFile]:
         return list_files(fs, path, shown_as=shown_as, source_format=source_format, require_success=require_success)
@@ -213,13 +203,8 @@ class Rejects:
     """A file of rows that could not be sent: each with its own columns, and with its problem in ``rejected``.
 
     Once corrected, the file can be a source itself. Each try of a run writes it again; a try without rejected rows
-    leaves no file. A file of another run under the path is renamed to that run's name, since no other copy of its rows
-    exists. On a local disk a new file is made, which only its owner may read. Bytes are written as text; bytes that are
-    not UTF-8 as ``{"base64": "..."}``, which a user has to decode by hand.
-
-    :param run: names the run of the task; it stands in each row.
-    :raises InputError: the path holds something that is not a file of rejects, is a link, or leads through a link that
-        another user may have laid.
+    leaves no file. A file of another run under the path is renamed to that run's name. On a local disk only its owner
+    may read it. Bytes are written as text; bytes that are not UTF-8 as ``{"base64": "..."}``.
     """
 
     def __init__(self, fs: Any, path: str, run: str) -> None:
@@ -298,7 +283,6 @@ class Rejects:
 
 
 def _run_in_name(run: str) -> str:
-    """Return a run as part of a file's name, which file systems allow 255 bytes."""
     name = re.sub("[^A-Za-z0-9._-]", "-", run)
     if len(name) <= _MAX_RUN:
         return name

@@ -36,13 +36,7 @@ Produce = Callable[[ColumnRules], Iterable[object]]
 
 
 class Spool:
-    """The spooled rows of one task's try.
-
-    :param folder: of spools; one of its user's own is made in it.
-    :param task: identifies the task's run, and its turn until it is cleared.
-    :param reuse: whether a file of an earlier try holds the rows.
-    :param check_count: raises if there are too many messages.
-    """
+    """The spooled rows of one task's try; with ``reuse`` a file of an earlier try holds the rows."""
 
     def __init__(self, folder: str, task: bytes, *, reuse: bool, check_count: Callable[[int], None], log: Log) -> None:
         self._folder = Path(folder) / f"airflow-delayed-spool-{os.getuid()}"
@@ -53,12 +47,7 @@ class Spool:
         self._files: set[Path] = set()
 
     def file(self, name: str, content: bytes, rows: Iterable[object]) -> Path:
-        """Return the file of some rows, which are produced if it is not there.
-
-        :param content: identifies the query.
-        :raises InputError: there are too many rows, or one has a value that cannot be written.
-        :raises SpoolError: the disk is full, or the folder cannot be used.
-        """
+        """Return the file of some rows, which are produced if it is not there; ``content`` identifies the query."""
         path = self._folder / f"{blake2b(repr((self._task, name, content)).encode(), digest_size=16).hexdigest()}.rows"
         if path in self._files:
             return path
@@ -131,11 +120,7 @@ class Spool:
 
 
 class SpooledSource(ListSource):
-    """Rows that are produced once and read from their spool again and again.
-
-    :param name: of the source.
-    :param content: identifies the query.
-    """
+    """Rows that are produced once and read from their spool again and again."""
 
     def __init__(self, name: str, content: bytes, produce: Produce, spool: Spool) -> None:
         super().__init__((), name)

@@ -67,11 +67,7 @@ class Meaning(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeColumn:
-    """A column of timestamps of one file.
-
-    :param because: the type or the schema by which it is read.
-    :param old_calendar: its times before 1900 may be of another calendar.
-    """
+    """A column of timestamps of one file."""
 
     name: str
     meaning: Meaning
@@ -114,10 +110,6 @@ def time_columns(file: pq.ParquetFile, names: Sequence[str]) -> dict[str, TimeCo
 
 
 def _time_column(leaf: Any, called: Mapping[bool, str], with_zone: bool, footer: Mapping[bytes, bytes]) -> TimeColumn:
-    """Return a column.
-
-    :param called: what the schemas that have the column call it, by whether that is an instant.
-    """
     if len(called) == 1 and _is_open(leaf):
         [(instant, because)] = called.items()
         meaning = Meaning.INSTANT if instant else Meaning.WALL_CLOCK
@@ -152,7 +144,6 @@ def _has_old_calendar(physical_type: str, footer: Mapping[bytes, bytes]) -> bool
 
 
 def _schemas(footer: Mapping[bytes, bytes]) -> list[Schema]:
-    """Return the schemas of a footer, each empty if it is not there or counts as none."""
     structs = [
         _columns_of(_read(footer, key), "fields", "type", types, owner) for key, (owner, types) in _STRUCTS.items()
     ]
@@ -160,7 +151,6 @@ def _schemas(footer: Mapping[bytes, bytes]) -> list[Schema]:
 
 
 def _read(footer: Mapping[bytes, bytes], key: bytes) -> object:
-    """Return a JSON text of a footer; None if there is none, or no readable one within the bounds."""
     data = footer.get(key, b"")
     if len(data) > MAX_SCHEMA:
         return None
@@ -194,10 +184,7 @@ class TimeColumnsOfFiles:
         self._first: dict[str, tuple[str, TimeColumn]] = {}
 
     def add(self, file: str, columns: Mapping[str, TimeColumn]) -> None:
-        """Compare a file with those before.
-
-        :raises UnsupportedColumns: a column has instants in the one and other times in the other; it names both files.
-        """
+        """Compare a file with those before; raise UnsupportedColumns if a column has instants in only one of them."""
         for name, column in columns.items():
             first, other = self._first.setdefault(name, (file, column))
             if other.meaning is not column.meaning:

@@ -73,8 +73,6 @@ class SqlSource(TemplatedSource):
 
 
 class _Query:
-    """A query as it was rendered."""
-
     def __init__(self, sql: str, conn_id: str, parameters: dict[str, Any] | tuple[Any, ...] | None) -> None:
         self.sql = sql
         self.conn_id = conn_id
@@ -85,12 +83,7 @@ class _Query:
         return f"the query on connection {self.conn_id!r}"
 
     def rows(self, wanted: ColumnRules) -> Iterator[dict[str, Any]]:
-        """Run it, and yield its rows.
-
-        :raises SourceError: the database refuses it, or it is no query.
-        :raises UnsupportedColumns: it lacks columns, or has unknown ones.
-        :raises TransportUnavailable: the database cannot be reached.
-        """
+        """Run it, and yield its rows."""
         from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
         from airflow_delayed.store.api import dialect_named, first_line
@@ -130,14 +123,12 @@ class _Query:
 
 
 def _plain(value: Any) -> Any:
-    """Return a driver's value in a type that a message takes."""
     if isinstance(value, memoryview):
         return bytes(value)
     return str(value) if isinstance(value, UUID) else value
 
 
 def _headers(value: Any) -> Any:
-    """Return headers; databases without a type for JSON have them as text."""
     if not isinstance(value, str):
         return value
     try:

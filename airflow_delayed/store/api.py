@@ -337,10 +337,7 @@ class Store(DelayStore):
             enqueue.note_sent(self.engine, self.tables, messages, self.deliver_conn_id, origin=self.origin)
 
     def anchor(self, turn: str | None) -> datetime | None:
-        """Return the time that ``keep_anchor`` stored for this turn of :attr:`origin`; None: no time.
-
-        :raises TopologyError: the table is missing.
-        """
+        """Return the time that ``keep_anchor`` stored for this turn of :attr:`origin`; None: no time."""
         with self._reading() as connection:
             self._check_version()
             return runs.anchor_of(connection, self.tables, self._own_origin, turn)
@@ -349,7 +346,6 @@ class Store(DelayStore):
         """Store the time from which the relative delays of :attr:`origin` count, for as long as ids are remembered.
 
         :param turn: identifies the tries between two clears of the task, where each clear makes new messages.
-        :raises TopologyError: the table is missing.
         """
         with self._ready():
             origin = self._own_origin
@@ -371,10 +367,8 @@ class Store(DelayStore):
         nor headers, and no transaction is open between two pages.
 
         :param ids: only these.
-        :param limit: at most so many.
         :param after: continue behind a message, by its ``token``.
         :raises ValueError: an unknown state, or ``after`` is no token.
-        :raises TopologyError: the table is missing.
         """
         return self._messages(self._filter(filters), _ids(ids), limit, after)
 
@@ -514,9 +508,7 @@ class Store(DelayStore):
         Messages that a send handed to the transport at once count as dispatched, if it had this store. With ``sent_by``
         alone, messages that notifiers stored about a run do not count; with their ``tag`` they do.
 
-        :param ids: only these.
         :raises ValueError: ``state`` or ``reason`` is among the criteria: messages that have left the store have none.
-        :raises TopologyError: the table is missing.
         """
         wanted = self._filter_of_all("progress", filters)
         with self._ready():
@@ -891,7 +883,6 @@ class Store(DelayStore):
         return filter_of(filters, own_conn_id=self.conn_id)
 
     def _filter_of_all(self, method: str, filters: FilterArgs) -> MessageFilter:
-        """Return a filter that messages can match that have left the store."""
         wanted = self._filter(filters)
         if wanted.states is not None or wanted.reason is not None:
             raise ValueError(f"{method}: state= and reason= are of messages in the store alone; leave them out")
@@ -958,7 +949,6 @@ class Store(DelayStore):
             yield connection
 
     def _check_version(self) -> None:
-        """Check the version of the tables, once."""
         if not self._checked:
             check_ready(self.conn_id, self.engine, self.tables)
             self._checked = True
@@ -971,10 +961,7 @@ class Store(DelayStore):
 
 
 def _ids(ids: Iterable[str] | Unset) -> Sequence[str] | None:
-    """Return ids as a list, also a single text, which would be an id for each letter; None: they were not passed.
-
-    :raises NullCriterion: they were passed, and are None.
-    """
+    """Return ids as a list, also a single text, which would be an id for each letter; None: they were not passed."""
     chosen = passed(ids=ids).get("ids")
     if chosen is None:
         return None

@@ -34,10 +34,7 @@ _BECAUSE = "because"
 class AuditEntry:
     """The row of one call: inserted by the transaction of its first change, and updated by that of each further one.
 
-    So the audit has each committed change, even if the call is killed.
-
     :param who: cut to 250 characters.
-    :param selection: ids or criteria, as plain values.
     :param because: the user's reason; cut to 1000 characters.
     :param hide_tag: write the hash of the selection's tag in place of the tag, in earlier rows too, and remove that tag
         from remembered ids.
@@ -64,10 +61,7 @@ class AuditEntry:
         self._before = Counter[str]()
 
     def go_on(self, connection: Connection, tables: Tables, seq: int) -> None:
-        """Add the counts to the row of an earlier call of the same change, in place of a row of their own.
-
-        :raises WrongToken: there is no such row, or its user, action or selection is another.
-        """
+        """Add the counts to the row of an earlier call of the same change, in place of a row of their own."""
         audit = tables.audit
         same = audit.c.Seq == seq, audit.c.Who == self._who, audit.c.Action == self._action
         row = connection.execute(select(audit.c.Selection, audit.c.Counts).where(*same)).one_or_none()
@@ -79,10 +73,7 @@ class AuditEntry:
         self.seq, self._before = seq, Counter(_counts(row.Counts))
 
     def write(self, connection: Connection, tables: Tables, counts: Mapping[Outcome, int], at: datetime) -> int:
-        """Write the counts so far, within the caller's transaction, and return the row's number.
-
-        Pass it to :meth:`written` when that transaction has been committed.
-        """
+        """Write the counts so far, within the caller's transaction, and return the row's number for :meth:`written`."""
         audit = tables.audit
         sums = self._before + Counter({outcome.value: count for outcome, count in counts.items()})
         text = json.dumps(dict(sorted(sums.items())))
@@ -162,14 +153,7 @@ def records(
     limit: int | None = None,
     after: str | None = None,
 ) -> Iterator[AuditRecord]:
-    """Yield the records, the newest first, in pages by key; no transaction is open between two pages.
-
-    :param message_id: only calls that name this id among their first five.
-    :param since: only calls that began then or later; with a time zone.
-    :param limit: at most so many.
-    :param after: the token of the record behind which to begin.
-    :raises ValueError: ``after`` is no token, or ``limit`` is negative.
-    """
+    """Yield the records, the newest first, in pages by key; no transaction is open between two pages."""
     if limit is not None and limit < 0:
         raise ValueError(f"limit={limit} is negative")
     table, place, left = tables.audit, None if after is None else _place(after), limit
@@ -194,14 +178,12 @@ def records(
 
 
 def _read_columns(engine: Engine, tables: Tables) -> list[ColumnElement[Any]]:
-    """Return the columns that :func:`_record_of` needs."""
     audit = tables.audit
     long = [dialect_of(engine).beginning(column, _MOST_CHARACTERS) for column in (audit.c.Selection, audit.c.Counts)]
     return [audit.c.Seq, audit.c.At, audit.c.Who, audit.c.Action, long[0].label("Selection"), long[1].label("Counts")]
 
 
 def _record_of(row: Mapping[str, Any]) -> AuditRecord:
-    """Return the record of a row."""
     selection = dict(_object(row["Selection"]))
     because = selection.pop(_BECAUSE, None)
     return AuditRecord(
@@ -220,7 +202,6 @@ def _counts(text: str) -> dict[str, int]:
 
 
 def _object(text: str) -> Mapping[str, Any]:
-    """Return a JSON object, or an empty one if another program wrote something else."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

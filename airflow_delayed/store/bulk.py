@@ -82,10 +82,7 @@ def own_place() -> ColumnElement[str]:
 
 
 def given_places() -> ColumnElement[Any]:
-    """Return the parameter ``places``, the text of :func:`array`, as an array.
-
-    A list would take ten times as long, because the driver converts each item.
-    """
+    """Return the parameter ``places``, the text of :func:`array`: a driver would convert each item of a list."""
     return cast(bindparam("places", type_=_Places()), postgresql.ARRAY(Place()))
 
 
@@ -155,11 +152,7 @@ def array_portions(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[s
 
 
 def copy(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add rows in this transaction by COPY, with a driver of COPY_DRIVERS. All rows have the same columns.
-
-    :raises sqlalchemy.exc.IntegrityError: one is there already; the transaction is to be rolled back.
-    :raises sqlalchemy.exc.DBAPIError: any other error of the database.
-    """
+    """Add rows in this transaction by COPY, with a driver of COPY_DRIVERS. All rows have the same columns."""
     names = list(rows[0])
     columns = ", ".join(_NAMES.format_column(table.c[name]) for name in names)
     statement = f"COPY {_NAMES.format_table(table)} ({columns}) FROM STDIN"
@@ -228,10 +221,7 @@ _ESCAPES: Mapping[str, str] = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\
 
 
 def packet_portions(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """Cut rows into pieces that each fit into a statement of MySQL or MariaDB.
-
-    :raises LimitExceeded: one row alone does not fit.
-    """
+    """Cut rows into pieces that each fit into a statement of MySQL or MariaDB."""
     limit = int(connection.execute(text("SELECT @@max_allowed_packet")).scalar_one())
     longest = min(limit, _LONGEST)
     piece: list[Mapping[str, Any]] = []
@@ -258,10 +248,7 @@ def _literal_size(content: bytes) -> int:
 
 
 class DeleteByKey(Delete):
-    """MySQL's and MariaDB's DELETE of the rows of some ids, which reads no other row.
-
-    Reading a small table from end to end, it would wait for each row that another transaction has locked.
-    """
+    """MySQL's and MariaDB's DELETE by ids, which reads, and waits for, no other row of a small table."""
 
     inherit_cache = True
 

@@ -89,10 +89,7 @@ class ChangeArgs(FilterArgs, total=False):
 
 
 class BulkChanges:
-    """Changes the messages of one store.
-
-    :param database_time: reads the database's clock; no other clock decides.
-    """
+    """Changes the messages of one store."""
 
     def __init__(
         self,
@@ -135,15 +132,7 @@ class BulkChanges:
         after: str | None = None,
         audit_seq: int | None = None,
     ) -> Outcomes:
-        """Change the messages that match a filter. A message that is stored meanwhile may be missed.
-
-        :param limit: consider at most so many; ``next`` of the outcomes is where to continue, and ``more`` the number
-            of messages behind it.
-        :param after: continue there.
-        :param audit_seq: the row of the audit to which an earlier call of this change has written.
-        :raises WrongToken: ``after`` is no token of such a change, or ``audit_seq`` no row of it.
-        :raises ValueError: ``limit`` is not positive.
-        """
+        """Change the messages that match a filter. A message that is stored meanwhile may be missed."""
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit} is not positive")
         found = Outcomes(NAMED_IDS)
@@ -165,10 +154,7 @@ class BulkChanges:
         return found
 
     def out_of_reach(self, change: MessageChange, wanted: MessageFilter, own: int = 0) -> OutOfReach:
-        """Return what matches a filter, was dispatched to a broker, and is not due yet.
-
-        :param own: so many tombstones are of the change itself.
-        """
+        """Return what matches a filter, was dispatched and is not due yet; ``own`` tombstones are the change's own."""
         left_too = wanted.states is None or set(wanted.states) - {MessageState.FAILED, MessageState.EXPIRED}
         if not change.takes_back or not left_too or wanted.cancelled or wanted.reason is not None:
             return OutOfReach()
@@ -184,10 +170,7 @@ class BulkChanges:
         because: str | None = None,
         dry_run: bool = False,
     ) -> Outcomes:
-        """Remove messages that failed or expired longer ago than a duration, and forget ids that are older.
-
-        :param reasons: "failed", "expired", "remembered".
-        """
+        """Purge, see the store; ``reasons`` are "failed", "expired", "remembered"."""
         before = self._reading(self._database_time) - older_than
         found = Outcomes(NAMED_IDS)
         selection = {"older_than": older_than.total_seconds(), "reasons": list(reasons)}
@@ -250,12 +233,7 @@ class BulkChanges:
         dry_run: bool,
         continued: bool = False,
     ) -> Iterator[None]:
-        """Change all chunks, yielding after each; then wait up to half a second for the messages in flight.
-
-        What takes long logs how far it is.
-
-        :param continued: an earlier call has changed chunks of the same filter.
-        """
+        """Change all chunks, yielding after each; then wait up to half a second for the messages in flight."""
         pending: list[str] = []
         met, logged_at = continued, self._monotonic()
         for chunk in chunks:
@@ -324,7 +302,6 @@ class BulkChanges:
     def _take(
         self, change: MessageChange, ids: Ids, wanted: MessageFilter, entry: AuditEntry, found: Outcomes
     ) -> Sequence[str]:
-        """Change in one statement what it can, and return the ids of the other messages."""
         if not isinstance(ids, Mapping):
             return list(ids)
 
@@ -357,13 +334,9 @@ def _finish(steps: Iterator[None]) -> None:
 class IdPages:
     """Yields the ids of all messages that a change by filter selects, a page at a time, one table after the other.
 
-    It reads each page when the caller asks for it, and can be iterated once.
+    It can be iterated once, and reads each page when the caller asks for it.
 
-    :param limit: end after so many; ``next`` is then where to continue.
-    :param after: the ``next`` of an earlier iteration.
-    :param database_time: reads the database's clock.
     :param places: yield waiting messages with their places where the database has them.
-    :raises WrongToken: ``after`` is no such token.
     """
 
     def __init__(
@@ -390,7 +363,6 @@ class IdPages:
         self.next: str | None = None
 
     def __iter__(self) -> Iterator[Ids]:
-        """Yield the ids, up to a thousand at a time, or 2500 with places."""
         left = self._limit
         while self._todo:
             where, place = self._todo[0]
@@ -411,7 +383,6 @@ class IdPages:
                     return
 
     def _page(self, where: Where, place: Place | None, size: int) -> Sequence[tuple[Any, ...]]:
-        """Return the due time and the id of each message, and its place if it has one."""
         table = self._tables.of(where)
         with dialect_of(self._engine).read_only(self._engine) as connection:
             run, _ = only_run(connection, self._tables, self._wanted)

@@ -43,15 +43,11 @@ def keep_all(tables: Tables, source: CTE) -> CTE:
 
 
 def _kept_values(tables: Tables, source: FromClause) -> Mapping[str, ColumnElement[Any]]:
-    """Return what each column of this table gets from the row of a message."""
     return {one.name: source.c.get(one.name, null()) for one in tables.cancelled.c}
 
 
 def copy(connection: Connection, source: Table, target: Table, ids: Sequence[str], values: Mapping[str, Any]) -> None:
-    """Insert rows of one table into another within the database, without reading bodies.
-
-    :param values: what each column of the target gets.
-    """
+    """Insert rows of one table into another within the database, without reading bodies; ``values`` by column."""
     for some in slices(ids):
         rows = select(*values.values()).where(dialect_of(connection).among(source.c.Id, some))
         connection.execute(insert(target).from_select(list(values), rows))

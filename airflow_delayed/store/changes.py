@@ -73,10 +73,7 @@ GONE: Mapping[str, Outcome] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where the message of an id is; ``where`` is "past" for a remembered id, and None for an unknown one.
-
-    A cancelled message that can be restored is in "cancelled", for changes that look there.
-    """
+    """Where the message of an id is; ``where`` is "past" for a remembered id, and None for an unknown one."""
 
     message_id: str
     where: Where | Literal["past"] | None = None
@@ -141,10 +138,7 @@ class MessageChange(ABC):
     def take(
         self, connection: Connection, tables: Tables, places: Mapping[str, str], wanted: MessageFilter, now: datetime
     ) -> list[str]:
-        """Change waiting messages in one statement, and return the ids of the messages that it left.
-
-        :param places: where each message was, by its id.
-        """
+        """Change waiting messages in one statement, and return the ids of the messages that it left."""
         return [*places]
 
     @classmethod
@@ -158,13 +152,7 @@ class MessageChange(ABC):
         after: str | None = None,
         audit_seq: int | None = None,
     ) -> MessageFilter:
-        """Return the filter of a change, which has no criterion if the change is by ids.
-
-        :param ids: None: the change is by filter.
-        :param own_conn_id: the store's connection.
-        :raises WrongState: the filter has a state whose messages the change leaves as they are.
-        :raises ValueError: neither ids nor a criterion is given, or both; or ids and what belongs to a filter.
-        """
+        """Return the filter of a change, which has no criterion if the change is by ids."""
         state = filters.get("state")
         if cls.only is not None and state not in (None, (only := cls.only[0]), [only], (only,)):
             raise WrongState(f"{cls.action}: state={state!r}: only {only} messages are {cls.only[1]}")
@@ -190,10 +178,7 @@ class MessageChange(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(MessageChange):
-    """Remove messages, failed ones too, and remember their ids as cancelled.
-
-    :param grace: keep the messages for so long, in which :class:`Restore` can bring them back; zero: keep none.
-    """
+    """Remove messages, failed ones too, and remember their ids as cancelled."""
 
     grace: timedelta = timedelta(0)
     action: ClassVar[str] = "cancel"
@@ -218,8 +203,6 @@ class Cancel(MessageChange):
         """Cancel waiting messages in one statement of PostgreSQL, and return the ids of the messages that it left.
 
         It leaves messages that have moved or changed since, that another transaction has locked, or that have leases.
-
-        :param places: where each message was, by its id.
         """
         dialect = dialect_of(connection)
         # else the table could be read from end to end, and each message compared with each other one
@@ -239,10 +222,7 @@ class Cancel(MessageChange):
 
 @dataclass(frozen=True, slots=True)
 class Restore(MessageChange):
-    """Take cancels back: the messages wait again, or are failed ones again, as they were.
-
-    :param overdue_ok: also messages whose due time has passed; they are dispatched at once.
-    """
+    """Take cancels back: the messages wait again, or are failed ones again, as they were."""
 
     overdue_ok: bool = False
     action: ClassVar[str] = "restore"
@@ -421,10 +401,7 @@ def _remove_and_record(
     now: datetime,
     until: datetime | None = None,
 ) -> None:
-    """Remove messages and remember their ids.
-
-    :param until: keep them until then, so that they can be restored; None: do not.
-    """
+    """Remove messages and remember their ids; ``until``: keep them until then, so that they can be restored."""
     dialect = dialect_of(connection)
     for where in BOTH:
         source = tables.of(where)
@@ -447,7 +424,6 @@ def _remove_and_record(
 
 @lru_cache(maxsize=32)
 def _cancelling(tables: Tables, wanted: MessageFilter, *, keeps: bool) -> Select[Any]:
-    """Return the statement of :meth:`Cancel.take`."""
     table = tables.messages
     at_places = select(*table.c, bulk.own_place().label("place")).where(bulk.own_place() == any_(bulk.given_places()))
     locked = at_places.with_for_update(skip_locked=True).cte("locked")
@@ -477,10 +453,8 @@ def cancel_or_remember(
 ) -> dict[str, Outcome]:
     """Cancel messages; remember the ids that the store does not know, as those of erased messages.
 
-    Each unknown id has a row meanwhile, so that a send of it waits for the end of this transaction. The audit has a row
-    if a message was cancelled.
+    Each unknown id has a row meanwhile, so that a send of it waits for the end of this transaction.
 
-    :return: the outcome by id; ABSENT: it was unknown.
     :raises Overtaken: another transaction has changed one of them at this moment; roll back, and repeat.
     """
     now = database_time(connection)
@@ -519,8 +493,6 @@ def locate(
     that are in neither of the first two tables, these tables once more.
 
     :param lock: lock the rows; a row that another transaction has locked counts as leased.
-    :param cancelled_too: look among the cancelled messages as well.
-    :param past_too: lock remembered ids as well, for a change that writes them.
     """
     places: Sequence[Where] = (*BOTH, "cancelled") if cancelled_too else BOTH
     found: dict[str, Location] = {}
@@ -579,10 +551,7 @@ def _rows(
 def _notes(
     connection: Connection, tables: Tables, ids: Sequence[str], *, lock: bool
 ) -> tuple[list[Row[Any]], set[str]]:
-    """Return the records of ids in ``_past``, and the ids whose records another transaction has locked.
-
-    :param lock: lock the others.
-    """
+    """Return the records of ids in ``_past``, and the ids whose records another transaction has locked."""
     past, dialect, notes, busy = tables.past, dialect_of(connection), list[Row[Any]](), set[str]()
     for some in slices(ids):
         these = dialect.among(past.c.Id, some), past.c.Id >= remembered_ids.FIRST_ID
@@ -612,7 +581,6 @@ def _reading(tables: Tables, table: Table, wanted: MessageFilter) -> Select[Any]
 
 
 def _present(connection: Connection, tables: Tables, ids: Sequence[str], places: Sequence[Where]) -> set[str]:
-    """Return the ids that are in a table: locked by another transaction, or just moved from one table to the other."""
     found, dialect = set[str](), dialect_of(connection)
     for some in slices(ids):
         each = (tables.of(where).c.Id for where in places)

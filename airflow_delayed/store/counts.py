@@ -153,10 +153,7 @@ def by_state(
 ) -> tuple[dict[str, int], bool]:
     """Count by state up to a thousand messages of each table, and return whether there are more.
 
-    Dispatched and cancelled ones are counted by tag or run, for which the table of remembered ids has an index, and
-    are missing otherwise.
-
-    :param wanted: without states.
+    Dispatched and cancelled ones are counted by tag or run alone, for which there is an index.
     """
     messages, failed, past = tables.messages, tables.failed, tables.past
     timed = [messages.c[name] for name in ("Time", "ExpiresAt", "NextTry", "RetryCount")]
@@ -198,10 +195,7 @@ def progress(
     ids: Sequence[str] | None = None,
     database_time: DatabaseTime = database_time,
 ) -> Progress:
-    """Count messages by outcome; a message counts once, whatever becomes of it meanwhile.
-
-    :param ids: only these; each part of some hundreds is counted at a moment of its own.
-    """
+    """Count messages by outcome; a message counts once, whatever becomes of it meanwhile."""
     sums: Counter[str] = Counter()
     next_due: datetime | None = None
     with dialect_of(engine).read_only(engine) as connection:
@@ -278,10 +272,7 @@ def count(
     minutes: int,
     by_destination: bool,
 ) -> StoreCounts:
-    """Count, in a snapshot.
-
-    :raises ValueError: ``hours`` is negative or over 744, ``minutes`` negative or over 1440, or ``overdue`` negative.
-    """
+    """Count, in a snapshot; raise ValueError for a number out of range."""
     if not 0 <= hours <= MAX_HOURS:
         raise ValueError(f"hours={hours} must be 0 to {MAX_HOURS}")
     if not 0 <= minutes <= MAX_MINUTES:
@@ -340,11 +331,6 @@ def _sums(
     free: Sequence[ColumnElement[bool]],
     select_from: FromClause,
 ) -> dict[str, Any]:
-    """Count messages by state, without regard to leases.
-
-    :param late: the condition of overdue messages.
-    :param free: the conditions of messages that are not paused.
-    """
     expired = and_(table.c.ExpiresAt.is_not(None), table.c.ExpiresAt <= now)
     retrying = retries_later(table, now)
     alive = or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now)
@@ -386,7 +372,6 @@ def _bars(
     unit: TimeUnit,
     bars: int,
 ) -> dict[datetime, int]:
-    """Count by the hour or by the minute."""
     if not bars:
         return {}
     span, first = _SPANS[unit], now.replace(second=0, microsecond=0)

@@ -73,11 +73,7 @@ T = TypeVar("T")
 
 
 class Dialect:
-    """A database; a subclass overrides what differs. The store's engine refuses one without a
-    subclass, see :meth:`prepare`; statements can still be shown for it.
-
-    :param name: SQLAlchemy's name of it.
-    """
+    """A database; a subclass overrides what differs. Statements can be shown for one that has no subclass."""
 
     #: Whether a column of times keeps a zone.
     keeps_zone: ClassVar[bool] = False
@@ -114,10 +110,7 @@ class Dialect:
         self.name = name
 
     def check_known(self) -> None:
-        """Check that a store can be kept in this database.
-
-        :raises DelayedError: an unknown database.
-        """
+        """Check that a store can be kept in this database."""
         if self.name not in KNOWN:
             raise DelayedError(f"no store can be kept in {self.name}; use one of {', '.join(KNOWN.values())}")
 
@@ -128,17 +121,11 @@ class Dialect:
         return {"hide_parameters": True, "pool_pre_ping": True, "isolation_level": "READ COMMITTED"}
 
     def prepare(self, engine: Engine) -> None:
-        """Make transactions and values mean the same as on other databases, see the store's ``prepare``.
-
-        :raises DelayedError: an unknown database.
-        """
+        """Make transactions and values mean the same as on other databases, see the store's ``prepare``."""
         self.check_known()
 
     def client(self, conn_id: str, extra: Mapping[str, Any]) -> MysqlClient:
-        """Return the driver that a connection's extra names, on MySQL and MariaDB.
-
-        :raises InputError: there is no such driver, or it would ignore an extra that asks for TLS.
-        """
+        """Return the driver that a connection's extra names, on MySQL and MariaDB."""
         return mysql_client(conn_id, extra)
 
     def set_limits(self, dialect: SqlDialect, record: Any, parameters: dict[str, Any]) -> None:
@@ -146,10 +133,7 @@ class Dialect:
         network.set_limits(dialect, record, (), parameters)
 
     def check_encoding(self, connection: Connection) -> None:
-        """Check that the database can hold all texts.
-
-        :raises DelayedError: it cannot; the text has the remedy.
-        """
+        """Raise DelayedError with the remedy if the database cannot hold all texts."""
 
     def allow_readers(self, engine: Engine) -> None:
         """Let readers go on while another connection writes; on all but SQLite they always do."""
@@ -163,10 +147,7 @@ class Dialect:
         return engine.connect().execution_options(read_only=True)
 
     def limit_statements(self, engine: Engine, seconds: int) -> None:
-        """Let the database end each statement that takes longer, because its caller no longer waits.
-
-        SQLite has no such limit, and MySQL has it for SELECT only.
-        """
+        """End each statement that takes longer; SQLite has no such limit, and MySQL has it for SELECT only."""
         statement = self._limit.format(seconds=seconds, milliseconds=seconds * 1000)
 
         def limit(connection: Any, _record: object) -> None:
@@ -251,10 +232,7 @@ class Dialect:
     def behind(
         self, due: ColumnElement[datetime], message_id: ColumnElement[str], place: Sequence[ColumnElement[Any]]
     ) -> list[ColumnElement[bool]]:
-        """Return the conditions for rows behind a place in the order of due time and id.
-
-        :param place: the due time and the id of the place.
-        """
+        """Return the conditions for rows behind a due time and an id, ``place``, in that order."""
         after_due, after_id = place
         # the first lets the index on the due time be used
         return [due >= after_due, or_(due > after_due, and_(due == after_due, message_id > after_id))]
@@ -297,17 +275,11 @@ class Dialect:
         return update(table).where(table.c.Id.in_(ids))
 
     def insert_all(self, connection: Connection, table: Table, rows: Sequence[Row]) -> None:
-        """Insert rows whose ids are not there yet; this takes half the time of :meth:`insert_new`.
-
-        :raises sqlalchemy.exc.IntegrityError: an id is there; roll back.
-        """
+        """Insert rows whose ids are not there yet, else IntegrityError; half the time of :meth:`insert_new`."""
         connection.execute(insert(table), list(rows))
 
     def insert_new(self, connection: Connection, table: Table, rows: Sequence[Row]) -> set[str]:
-        """Insert the rows whose ids are not there yet, and return their ids. Each id may occur once in ``rows``.
-
-        :raises sqlalchemy.exc.IntegrityError: on MySQL, another transaction has just stored an id.
-        """
+        """Insert the rows whose ids are not there yet, each once in ``rows``, and return their ids."""
         there: set[str] = set()
         for portion in slices([row["Id"] for row in rows]):
             there.update(connection.execute(select(table.c.Id).where(table.c.Id.in_(portion))).scalars())
@@ -317,10 +289,7 @@ class Dialect:
         return {row["Id"] for row in missing}
 
     def upsert(self, connection: Connection, table: Table, rows: Sequence[Row], common: Row) -> None:
-        """Insert rows, and replace the rows that have the same ids.
-
-        :param common: further columns, with the same value in each row.
-        """
+        """Insert rows, and replace those of the same ids; ``common``: further columns, the same in each row."""
         statement = self._upsert(table, [name for name in (*rows[0], *common) if name != "Id"])
         connection.execute(statement, [{**row, **common} for row in rows])
 

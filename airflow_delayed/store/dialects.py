@@ -130,20 +130,13 @@ class PostgreSQL(Dialect):
         engine.update_execution_options(**{_STATEMENT_SECONDS: seconds})
 
     def read_only(self, engine: Engine) -> Connection:
-        """Return a connection without transactions: to begin and end one takes as long as to read a page.
-
-        A limit of statements needs a transaction.
-        """
+        """Return a connection without transactions, whose begin and end take as long as a page."""
         if _STATEMENT_SECONDS in engine.get_execution_options():
             return super().read_only(engine)
         return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
     def go_by_indexes(self, connection: Connection) -> None:
-        """Make sorting and reading a whole table costly.
-
-        Where the table was never analyzed, each claim would read and sort all that is due; and to remove some hundreds
-        of rows by their places, a table of some ten thousand would be read from end to end.
-        """
+        """Make sorting and reading a whole table costly, which a table never analyzed would see at each claim."""
         connection.exec_driver_sql(
             "SELECT set_config('enable_sort', 'off', true), set_config('enable_seqscan', 'off', true)"
         )
@@ -201,10 +194,7 @@ class PostgreSQL(Dialect):
     def behind(
         self, due: ColumnElement[datetime], message_id: ColumnElement[str], place: Sequence[ColumnElement[Any]]
     ) -> list[ColumnElement[bool]]:
-        """Return one comparison of pairs.
-
-        For the longer form PostgreSQL estimates next to no rows, and reads all of them by the wrong index.
-        """
+        """Return one comparison of pairs; for the longer form the wrong index would be read."""
         return [tuple_(due, message_id) > tuple_(*place)]
 
     def invalid_indexes(self, connection: Connection, table: Table) -> set[str]:

@@ -32,11 +32,7 @@ _ASKS_FOR_TLS = re.compile(
 
 
 def mysql_client(conn_id: str, extra: Mapping[str, Any]) -> MysqlClient:
-    """Return the driver that a connection names.
-
-    :raises InputError: Airflow's hook has no such client; or the driver would ignore an extra that asks for TLS, and
-        login and bodies would be sent in the clear.
-    """
+    """Return the driver that a connection names; it must know the extras that ask for TLS."""
     name = extra.get("client") or "mysqlclient"
     if name not in _MYSQL_CLIENTS:
         choices = ", ".join(_MYSQL_CLIENTS)

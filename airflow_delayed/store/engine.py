@@ -62,8 +62,6 @@ REPORT_AFTER, END_AFTER = 10.0, 30.0
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A transaction, and when its last statement began, by the monotonic clock."""
-
     what: str
     since: float = field(default_factory=time.monotonic)
     logged: bool = False
@@ -71,10 +69,7 @@ class _Call:
 
 
 class Watchdog:
-    """Logs dispatchers' transactions without an answer; ends their connections on PostgreSQL, as MySQL's drivers do.
-
-    TCP does not notice a frozen server, a disk that hangs or another session's lock: the host's kernel still answers.
-    """
+    """Logs dispatchers' transactions without an answer; ends their connections on PostgreSQL, as MySQL's drivers do."""
 
     def __init__(self, engine: Engine) -> None:
         #: By thread.
@@ -160,11 +155,8 @@ def prepare(engine: Engine) -> Engine:
     """Make transactions mean the same on every database; call it once for an engine.
 
     On SQLite each transaction takes the write lock at its begin, unless its connection has the option
-    ``read_only=True``; the driver would begin later, so that two transactions could read the same rows as due. On
-    PostgreSQL times are read in UTC, because in another zone the year 9999 may become the year 10000, which Python
-    does not have, and in ISO's form, the only one that drivers read. On MySQL and MariaDB the sql_mode is the store's
-    own: a value that does not fit is an error, but a stored time such as 0000-00-00 can be moved to another table.
-    Texts are sent in UTF-8. A host that falls silent is an error after some seconds, see
+    ``read_only=True``. On PostgreSQL times are read in UTC and ISO's form. On MySQL and MariaDB the sql_mode is the
+    store's own: a value that does not fit is an error. A host that falls silent is an error after some seconds, see
     :mod:`airflow_delayed.store.network`.
 
     :raises DelayedError: no store can be kept in such a database.
@@ -239,7 +231,6 @@ def retried(
     After a conflict with other transactions it is rolled back and repeated, for up to half a minute.
 
     :raises TransportUnavailable: other transactions changed the same rows until the end.
-    :raises sqlalchemy.exc.DBAPIError: any other error of the database.
     """
     end = monotonic() + CONFLICT_WAIT
     tries = 0

@@ -67,14 +67,6 @@ def enqueue(
     """Store messages, each chunk of 2500 in a transaction of its own, and count duplicates.
 
     Messages that were not replaced are counted, and the log names the first few.
-
-    :param on_conflict: what to do with an id that is known with other content.
-    :param origin: the run of the task that sends them; several processes may store for the same run.
-    :param until_due: no dispatcher takes them before they are due.
-    :raises MessageConflict: an id is known with other content, or for another connection; nothing of its chunk was
-        stored, and the chunks before it were.
-    :raises LimitExceeded: a message does not fit into the table.
-    :raises TransportUnavailable: other transactions kept changing the same messages.
     """
     report = SendReport()
     not_replaced: list[str] = []
@@ -114,12 +106,7 @@ def note_sent(
     *,
     origin: Origin | None = None,
 ) -> None:
-    """Remember messages that another transport has confirmed and that never waited here; 2500 in a transaction.
-
-    :param deliver_conn_id: the connection of that transport.
-    :param origin: the run of the task that sent them.
-    :raises TransportUnavailable: other transactions kept changing the same messages.
-    """
+    """Remember messages that another transport has confirmed and that never waited here; 2500 in a transaction."""
     run = None if origin is None else _registered(engine, tables, origin)
     rest = iter(messages)
     while chunk := list(islice(rest, _CHUNK)):
@@ -177,8 +164,6 @@ def message_rows(
 
     A claim goes by the time of the next try as well as by the due time: a first try at the due time keeps a message
     from being dispatched ahead of it.
-
-    :raises MessageConflict: two messages have the same id and different content.
     """
     rows: dict[str, dict[str, Any]] = {}
     conflicts = []
@@ -209,7 +194,6 @@ def enqueue_rows(
 
     :param fresh: expect that no message with one of these ids waits here.
     :raises sqlalchemy.exc.IntegrityError: with ``fresh``, one waits; roll back, and repeat without ``fresh``.
-    :raises MessageConflict: with "error"; roll back.
     :raises Overtaken: another transaction changes the same rows at this moment; roll back, and repeat.
     """
     now = database_time(connection)
@@ -264,7 +248,6 @@ def _look_back(
 
 
 def _lock_unleased(connection: Connection, tables: Tables, names: Sequence[str], now: datetime) -> set[str]:
-    """Lock messages, waiting for other transactions, and return the ids without a lease."""
     locked = {row["Id"] for row in remembered_ids.lock_messages(connection, tables, names, wait=True)}
     if gone := [name for name in names if name not in locked]:
         raise Overtaken(some(gone, separator=", "))
@@ -272,7 +255,6 @@ def _lock_unleased(connection: Connection, tables: Tables, names: Sequence[str],
 
 
 def _replace(connection: Connection, tables: Tables, table: Table, rows: Sequence[Row]) -> None:
-    """Delete the rows with these ids from this table and the table of messages, and insert the new ones there."""
     names = [row["Id"] for row in rows]
     first = _stored_at(connection, table, names)
     rows = [{**row, "StoredAt": first[row["Id"]], "ReplacedAt": row["StoredAt"]} for row in rows]
@@ -319,7 +301,6 @@ def known(connection: Connection, tables: Tables, names: Sequence[str]) -> set[s
 def _note_sent(
     connection: Connection, tables: Tables, messages: Sequence[DelayedMessage], of_all: Mapping[str, Any]
 ) -> None:
-    """Remember messages that never waited here; an id that is remembered already keeps its record."""
     now = database_time(connection)
     rows = {
         message.message_id: {

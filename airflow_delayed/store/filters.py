@@ -93,10 +93,7 @@ OWN = _Own()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFilter:
-    """The criteria of :class:`FilterArgs`, checked; None matches every message.
-
-    :raises NaiveTime: a time has no zone.
-    """
+    """The criteria of :class:`FilterArgs`, checked; None matches every message."""
 
     destination: str | None = None
     #: ``OWN`` for queue tables in the store's database.
@@ -131,11 +128,7 @@ class MessageFilter:
     def stable_conditions(
         self, tables: Tables, table: FromClause, *, run: ColumnElement[int] | None = None
     ) -> Conditions:
-        """Return the conditions of all criteria but the states, which change with time.
-
-        :param table: messages, or remembered ids.
-        :param run: only this run of the matching ones.
-        """
+        """Return the conditions of all criteria but the states, which change with time; only of ``run``, if given."""
         columns, conditions = table.c, Conditions()
         if self.destination is not None:
             conditions.append(columns.Destination == self.destination)
@@ -158,10 +151,7 @@ class MessageFilter:
         return conditions
 
     def conditions(self, tables: Tables, where: Where, *, run: ColumnElement[int] | None = None) -> Conditions | None:
-        """Return the conditions for one table, or None if none of its rows can match.
-
-        :param run: only this run of the matching ones.
-        """
+        """Return the conditions for one table, or None if none of its rows can match."""
         conditions = self.stable_conditions(tables, tables.of(where), run=run)
         if where == "cancelled":
             return conditions if self.states is None else None
@@ -177,14 +167,7 @@ class MessageFilter:
 
 
 def filter_of(args: FilterArgs, *, own_conn_id: str) -> MessageFilter:
-    """Return the filter of a method's keywords.
-
-    :param own_conn_id: the store's connection.
-    :raises TypeError: a keyword is not one of :class:`FilterArgs`.
-    :raises NullCriterion: one is None.
-    :raises ValueError: the name of a state is unknown.
-    :raises NaiveTime: a time has no zone.
-    """
+    """Return the filter of a method's keywords."""
     if unknown := sorted(args.keys() - FilterArgs.__annotations__.keys()):
         names = ", ".join(FilterArgs.__annotations__)
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; those of a filter are {names}")
@@ -196,10 +179,7 @@ def filter_of(args: FilterArgs, *, own_conn_id: str) -> MessageFilter:
 
 
 def take_left(args: FilterArgs) -> tuple[str, ...]:
-    """Remove the states of messages that have left the store from the keywords of a filter, and return them.
-
-    :raises ValueError: other states are among them, whose messages have another order.
-    """
+    """Remove the states of messages that have left the store from the keywords of a filter, and return them."""
     state = args.get("state")
     states = [state] if isinstance(state, str) else state or ()
     left = tuple(name for name in states if name in LEFT)
@@ -211,10 +191,7 @@ def take_left(args: FilterArgs) -> tuple[str, ...]:
 
 
 def states_of(state: str | Sequence[str] | None) -> tuple[MessageState, ...] | None:
-    """Return the states of one name or several.
-
-    :raises ValueError: a name is unknown.
-    """
+    """Return the states of one name or several."""
     if state is None:
         return None
     names = [state] if isinstance(state, str) else list(state)
@@ -238,10 +215,7 @@ def failed_state(reason: str) -> MessageState:
 
 
 def state_of(row: Mapping[str, Any], now: datetime) -> MessageState:
-    """Return the state of a message in the table of messages.
-
-    :param row: Time, ExpiresAt, NextTry, RetryCount, and ClaimedUntil: the end of its lease, or None.
-    """
+    """Return the state of a row of messages; its ClaimedUntil is the end of its lease, or None."""
     if row["ClaimedUntil"] is not None and row["ClaimedUntil"] > now:
         return MessageState.IN_FLIGHT
     if row["ExpiresAt"] is not None and row["ExpiresAt"] <= now:
@@ -252,10 +226,7 @@ def state_of(row: Mapping[str, Any], now: datetime) -> MessageState:
 
 
 def stays_until_due(row: Mapping[str, Any]) -> bool:
-    """Return whether no dispatcher takes a message before it is due: its first try is then, and no retry.
-
-    :param row: Time, NextTry and RetryCount.
-    """
+    """Return whether no dispatcher takes a message before it is due: its first try is then, and no retry."""
     return bool(row["NextTry"] == row["Time"] and row["RetryCount"] == 0)
 
 
@@ -265,10 +236,7 @@ def moments(now: datetime) -> dict[str, datetime]:
 
 
 def claimed_until(tables: Tables) -> ScalarSelect[datetime]:
-    """Return the SQL for the end of a message's lease.
-
-    It is a subquery of one value, and not a join, for which a database may read all remembered ids.
-    """
+    """Return the SQL for the end of a message's lease, a subquery: a join may read all remembered ids."""
     lease = tables.past.alias("lease")
     return (
         select(lease.c.ClaimedUntil).where(lease.c.Id == tables.messages.c.Id).correlate(tables.messages)
@@ -276,10 +244,7 @@ def claimed_until(tables: Tables) -> ScalarSelect[datetime]:
 
 
 def in_state(tables: Tables, state: MessageState) -> ColumnElement[bool]:
-    """Return the condition for messages in a state: the same as :func:`state_of`, in SQL.
-
-    Its times are the parameters of :func:`moments`, so that a filter's statement can be cached.
-    """
+    """Return :func:`state_of` in SQL; its times are the parameters of :func:`moments`, so it can be cached."""
     table, lease = tables.messages, tables.past.alias("lease")
     now, soon, lately = (_moment(name) for name in ("now", "soon", "lately"))
     if state is MessageState.IN_FLIGHT:

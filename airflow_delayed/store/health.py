@@ -67,10 +67,7 @@ class StoreCondition:
 
 
 def condition(connection: SqlConnection, tables: Tables, conn_id: str) -> StoreCondition:
-    """Return what keeps messages of the store from being dispatched in time, and how late they are.
-
-    :param conn_id: the store's name, which stands for its queue tables.
-    """
+    """Return what keeps messages of the store from being dispatched in time, and how late they are."""
     asked, now, answered = utcnow(), database_time(connection), utcnow()
     paused = pauses.read(connection, tables)
     late = overdue(connection, tables, now, paused)
@@ -100,7 +97,6 @@ def condition(connection: SqlConnection, tables: Tables, conn_id: str) -> StoreC
 
 
 def _waiting(connection: SqlConnection, tables: Tables, now: datetime) -> dict[str | None, datetime]:
-    """Return by connection the due time of its next message that is not overdue, of the next thousand of the store."""
     table = tables.messages
     soon = table.c.Time > now - LATE_AFTER
     first = select(table.c.DeliverConnId, table.c.Time).where(soon).order_by(table.c.Time).limit(_NEXT).subquery()
@@ -114,10 +110,7 @@ def judge(
     seen: Sequence[DispatcherSeen],
     now: datetime,
 ) -> Iterator[Finding]:
-    """Say what keeps each connection's messages: itself, its destinations, or that no dispatcher works.
-
-    :param seen: the dispatchers of the last day, the one seen last first.
-    """
+    """Say what keeps each connection's messages: itself, its destinations, or that no dispatcher works."""
     troubles = _troubles(seen)
     connections = dict.fromkeys(one.deliver_conn_id for one in late)
     connections |= dict.fromkeys(one.conn_id for one in troubles if one.kind in _OF_SENDING)
@@ -150,7 +143,6 @@ _OF_SENDING = (
 
 
 def _troubles(seen: Sequence[DispatcherSeen]) -> list[Trouble]:
-    """Return the troubles of the dispatchers at work, each once, since it began."""
     first: dict[tuple[TroubleKind, str | None, str | None], Trouble] = {}
     for one in (trouble for dispatcher in seen if dispatcher.at_work for trouble in dispatcher.troubles):
         known = first.setdefault((one.kind, one.conn_id, one.destination), one)
@@ -165,7 +157,6 @@ def _count(late: Sequence[OverdueMessages]) -> str:
 
 
 def _condition(late: Sequence[OverdueMessages]) -> str:
-    """Say how many messages are overdue, since when, and for which destinations."""
     names = [f"{one.destination} ({one.messages:,})" for one in late]
     to = late[0].destination if len(late) == 1 else some(names, separator=", ")
     return f"{_count(late)} overdue, the oldest since {_text(min(one.oldest for one in late))}, for {to}"
@@ -192,7 +183,6 @@ def _failing(name: str, trouble: Trouble, late: Sequence[OverdueMessages]) -> Fi
 def _of_destinations(
     conn_id: str, name: str, troubles: Mapping[str, Trouble], late: Sequence[OverdueMessages], now: datetime
 ) -> Iterator[Finding]:
-    """Report destinations that take no messages, or are not there."""
     for number, (destination, trouble) in enumerate(troubles.items()):
         others = len(troubles) - number - 1 if number == _MOST_DESTINATIONS - 1 else 0
         waits = [one for one in late if one.destination == destination]
@@ -254,12 +244,7 @@ def _overdue(conn_id: str, name: str, late: Sequence[OverdueMessages]) -> Findin
 
 
 def _pause(runs: Sequence[DispatcherSeen]) -> timedelta:
-    """Return how long messages may wait for the next run of a dispatcher that ended in good order.
-
-    Runs of a DAG come at intervals. A service comes again at once, if at all.
-
-    :param runs: of one connection, the one seen last first.
-    """
+    """Return how long messages may wait for the next run of a dispatcher; a service comes again at once, if at all."""
     if runs[0].dag_id is None:
         return _COMES_AGAIN
     starts = sorted((one.started_at for one in runs[:_RUNS] if one.dag_id is not None), reverse=True)
@@ -268,7 +253,6 @@ def _pause(runs: Sequence[DispatcherSeen]) -> timedelta:
 
 
 def _comes_by(runs: Sequence[DispatcherSeen]) -> datetime:
-    """Return when the next run of such a dispatcher has surely begun."""
     return (runs[0].ended_at or runs[0].seen_at) + _pause(runs)
 
 
@@ -298,7 +282,6 @@ def _why_no_dispatcher(
     seen: Sequence[DispatcherSeen],
     conn_id: str,
 ) -> tuple[str, str]:
-    """Return why nothing is dispatched through a connection, and what to do."""
     start = _start(conn_id, name)
     if serving and serving[0].ended_at is None:
         last = _text(serving[0].seen_at)
@@ -330,7 +313,6 @@ def _names(dispatchers: Sequence[DispatcherSeen], conn_id: str) -> str:
 
 
 def _of_dispatchers(conn_id: str, seen: Sequence[DispatcherSeen]) -> Iterator[Finding]:
-    """Report the dispatchers at work that cannot work in the database, or lose their leases."""
     for one in seen:
         for trouble in one.troubles if one.at_work else ():
             resource, on = f"a dispatcher of store {conn_id!r}", f"on {one.host}, " if one.host else ""
@@ -365,10 +347,7 @@ def _not_coming(
     seen: Sequence[DispatcherSeen],
     now: datetime,
 ) -> Iterator[Finding]:
-    """Report messages that are not overdue yet, and have no dispatcher that would come in time.
-
-    :param connections: without overdue messages.
-    """
+    """Report messages that are not overdue yet, and have no dispatcher that would come in time."""
     for each in sorted(connections, key=lambda one: one or ""):
         serving = [one for one in seen if each in one.conn_ids]
         name = conn_id if each is None else each
@@ -393,7 +372,6 @@ def _not_coming(
 
 
 def _failed(connection: SqlConnection, tables: Tables) -> dict[tuple[str, bool], int]:
-    """Count the failed messages by destination and whether their rows can be read, the most frequent first."""
     # as InvalidMessage has it
     unreadable = case((tables.failed.c.LastError.startswith(f"headers: {UNREADABLE_HEADERS}"), 1), else_=0).label(
         "unreadable"

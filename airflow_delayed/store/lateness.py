@@ -64,10 +64,7 @@ class DestinationLateness:
 def overdue(
     connection: Connection, tables: Tables, now: datetime, paused: Sequence[Pause] = ()
 ) -> list[OverdueMessages]:
-    """Count the overdue messages by connection and destination, the largest number first.
-
-    Neither expired messages count, nor paused ones.
-    """
+    """Count the overdue messages by connection and destination, without expired and paused ones, the most first."""
     table = tables.messages
     alive = or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now)
     first = (
@@ -96,11 +93,7 @@ def overdue(
 def lateness(
     connection: Connection, tables: Tables, conn_id: str, late: Sequence[OverdueMessages], now: datetime
 ) -> list[DestinationLateness]:
-    """Return the destinations with overdue messages, or with messages in the last minutes: the latest first, up to 20.
-
-    :param conn_id: the store's name.
-    :param late: what :func:`overdue` has returned.
-    """
+    """Return the destinations with overdue messages, or with messages in the last minutes: the 20 latest, in order."""
     waiting = {(one.deliver_conn_id or conn_id, one.destination): one for one in late}
     lately = _of_last_minutes(connection, tables, conn_id, now)
     found = [
@@ -119,17 +112,13 @@ def lateness(
 
 
 def p99(late: Sequence[float]) -> float:
-    """Return how late 99 of 100 messages were at most, in seconds.
-
-    :param late: how late each was, in order; at least one.
-    """
+    """Return how late 99 of 100 messages were at most, in seconds; ``late`` is in order, and has at least one."""
     return late[ceil(len(late) * 0.99) - 1]
 
 
 def _of_last_minutes(
     connection: Connection, tables: Tables, conn_id: str, now: datetime
 ) -> Mapping[tuple[str, str], Sequence[float]]:
-    """Return by connection and destination how late each message of the last minutes was dispatched, in order."""
     past = tables.past
     since, _ = newest_since(connection, tables, now - _LATELY, _MOST_SENT)
     late = dialect_of(connection).seconds(past.c.Time, past.c.At).label("late")

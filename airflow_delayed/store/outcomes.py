@@ -80,10 +80,7 @@ _CHANGED = frozenset(
 
 @dataclass(slots=True)
 class OutOfReach:
-    """Messages of a change's selection that were dispatched to a broker and are not due yet, by connection.
-
-    They arrive when they are due: only a message that waits in the store can be taken back.
-    """
+    """Messages of a change's selection that were dispatched to a broker and are not due yet, by connection."""
 
     messages: dict[str, int] = field(default_factory=dict)
     #: The last due time.
@@ -97,7 +94,6 @@ class OutOfReach:
         self.until[conn_id] = max(until, self.until.get(conn_id, until))
 
     def __str__(self) -> str:
-        """Return a sentence; empty if there are none."""
         least = "at least " if self.at_least else ""
         parts = [
             f"{least}{count:,} {'was' if count == 1 else 'were'} dispatched to {conn_id},"
@@ -121,8 +117,6 @@ class Outcomes(dict[str, Outcome]):
     """The outcome by id; ``counts`` has the number of ids by outcome.
 
     A change by ids names all of them. A change by filter names the first 10,000 of each outcome and counts them all.
-
-    :param named: the most ids of each outcome that are named; None: all.
     """
 
     def __init__(self, named: int | None = None) -> None:
@@ -152,10 +146,7 @@ class Outcomes(dict[str, Outcome]):
         return sum(count for outcome, count in self.counts.items() if outcome.changed)
 
     def add(self, found: Mapping[str, Outcome], *, instead_of: Collection[str] = ()) -> None:
-        """Add the outcomes of ids.
-
-        :param instead_of: ids that were counted as in flight; ``found`` has their outcomes now.
-        """
+        """Add the outcomes of ids; those of ``instead_of`` were counted as in flight before."""
         for message_id in instead_of:
             self.count(Outcome.IN_FLIGHT, -1)
             self.pop(message_id, None)

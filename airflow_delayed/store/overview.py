@@ -87,10 +87,7 @@ def count_overdue(
     late: timedelta,
     limit: int,
 ) -> int:
-    """Count messages that have been due for so long and could be sent, up to a limit; no paused ones.
-
-    :param deliver_conn_ids: of these connections; None stands for the queue tables of the store's own database.
-    """
+    """Count messages that have been due for so long and could be sent, up to a limit; no paused ones."""
     table = tables.messages
     free = not_paused(tables, pauses.read(connection, tables))
     alive = or_(table.c.ExpiresAt.is_(None), table.c.ExpiresAt > now)
@@ -114,10 +111,7 @@ def matching(engine: Engine, tables: Tables, wanted: MessageFilter, limit: int) 
 
 
 def failures(engine: Engine, tables: Tables) -> tuple[Sequence[FailureGroup], bool]:
-    """Group the failed messages by cause; the largest group is first.
-
-    :return: up to 50 groups, and whether there are more than the 10,000 messages that were looked at.
-    """
+    """Group the first 10,000 failed messages by cause, the largest first, 50 at most; return whether there are more."""
     failed = tables.failed
     columns = (failed.c.LastError, failed.c.Destination, failed.c.DeliverConnId, failed.c.Id, failed.c.FailedAt)
     look = select(*columns, failed.c.Reason).order_by(failed.c.Time, failed.c.Id).limit(_MAX_FAILURES).subquery()
@@ -164,10 +158,7 @@ def search(engine: Engine, tables: Tables, text: str) -> list[SearchMatch]:
 
 
 def _beginning_with(connection: Connection, column: Column[Any], text: str) -> list[str]:
-    """Return the first different values of a column that begin with a text.
-
-    Each value is one step in the column's index: DISTINCT would read all rows of a destination.
-    """
+    """Return the first values of a column that begin with a text; each is one step in its index, unlike DISTINCT."""
     found: list[str] = []
     # the table of remembered ids has marks too, before all ids
     behind = column >= (max(text, FIRST_ID) if column.name == "Id" else text)

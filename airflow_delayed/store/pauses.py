@@ -117,7 +117,6 @@ class PauseReport:
     dry_run: bool = False
 
     def __str__(self) -> str:
-        """Return a sentence."""
         done = "would pause" if self.dry_run else "paused"
         line = f"{done} {self.pause.name}: {_number(self.waiting)} messages wait in the store"
         if self.arrive_until is not None:
@@ -148,7 +147,6 @@ class UnpauseReport:
     dry_run: bool = False
 
     def __str__(self) -> str:
-        """Return a sentence."""
         if self.pause is None:
             return "that is not paused"
         done = "would unpause" if self.dry_run else "unpaused"
@@ -172,10 +170,7 @@ def _text(moment: datetime) -> str:
 
 
 def read(connection: Connection, tables: Tables, *, reasons: bool = False) -> tuple[Pause, ...]:
-    """Return the pauses, the earliest first.
-
-    :param reasons: read also who began them, and why.
-    """
+    """Return the pauses, the earliest first; with ``reasons`` also who began them, and why."""
     table, audit = tables.pauses, tables.audit
     statement = select(table).order_by(table.c.Seq).limit(2 * MOST_PAUSES)
     if reasons:
@@ -229,11 +224,7 @@ class PauseReader:
 
 
 def check_selection(selection: PauseArgs) -> FilterArgs:
-    """Return what is paused as the keywords of a filter.
-
-    :raises TypeError: a keyword is not one of :class:`PauseArgs`.
-    :raises ValueError: there is none, or both.
-    """
+    """Return what is paused as the keywords of a filter."""
     if unknown := sorted(selection.keys() - PauseArgs.__annotations__.keys()):
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}: a destination= or a deliver_conn_id= is paused")
     if len(selection) != 1:
@@ -244,10 +235,7 @@ def check_selection(selection: PauseArgs) -> FilterArgs:
 def begin(
     engine: Engine, tables: Tables, wanted: MessageFilter, *, who: str, because: str | None, dry_run: bool
 ) -> Pause:
-    """Begin a pause, record that in the audit, and return it; an existing pause stays as it is.
-
-    :raises ValueError: there are too many.
-    """
+    """Begin a pause, record that in the audit, and return it; an existing pause stays as it is."""
     entry, table = AuditEntry(who, "pause", wanted.criteria, because=because), tables.pauses
 
     def work(connection: Connection) -> Pause:
@@ -294,10 +282,7 @@ def end(
 
 
 def waiting(connection: Connection, tables: Tables, wanted: MessageFilter, *, due_by: datetime | None = None) -> int:
-    """Count the messages that wait in the store, up to a million.
-
-    :param due_by: only messages that are due by then.
-    """
+    """Count the messages that wait in the store, up to a million; ``due_by``: only those that are due by then."""
     conditions = wanted.stable_conditions(tables, tables.messages)
     conditions += [] if due_by is None else [tables.messages.c.Time <= due_by]
     some = select(tables.messages.c.Id).where(*conditions).limit(MAX_COUNTED)

@@ -36,10 +36,7 @@ OnConflict = Literal["error", "keep", "replace"]
 
 
 def check_on_conflict(value: str) -> OnConflict:
-    """Return the value if it is an :data:`OnConflict`.
-
-    :raises ValueError: it is not.
-    """
+    """Return the value if it is an :data:`OnConflict`."""
     check_choice("on_conflict", value, get_args(OnConflict))
     return value  # type: ignore[return-value]
 
@@ -153,11 +150,7 @@ class DispatchPolicy:
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> DispatchPolicy:
-        """Return the policy from an operator's attributes; missing ones have their defaults.
-
-        :param attributes: with ``give_up_after`` as the time of all three breakers.
-        :raises ValueError: a value is not allowed.
-        """
+        """Return the policy from an operator's attributes, among them ``give_up_after``; missing ones have defaults."""
         values = {each.name: attributes[each.name] for each in fields(cls) if each.name in attributes}
         values |= breaker_times(attributes.get("give_up_after", BREAKER_TIME))
         return cls(**values)
@@ -184,19 +177,13 @@ class DispatchPolicy:
 
 
 def breaker_times(give_up_after: timedelta) -> dict[str, timedelta]:
-    """Return the parameters of a policy whose three breakers trip after the same time.
-
-    :raises ValueError: the time is negative.
-    """
+    """Return the parameters of a policy whose three breakers trip after the same time."""
     if give_up_after < timedelta(0):
         raise ValueError(f"give_up_after={give_up_after} must not be negative")
     return dict.fromkeys((f"time_to_trigger_{name}_circuit_breaker" for name in _BREAKERS), give_up_after)
 
 
 def check_connections(deliver_conn_ids: Sequence[str]) -> None:
-    """Check the connections that a dispatcher may deliver through.
-
-    :raises ValueError: the list is empty.
-    """
+    """Check the connections that a dispatcher may deliver through."""
     if not deliver_conn_ids:
         raise ValueError("deliver_conn_ids is empty: name the connections that may deliver")

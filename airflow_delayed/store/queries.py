@@ -90,14 +90,7 @@ def page(
     left: Sequence[str] = (),
     database_time: DatabaseTime = database_time,
 ) -> Page:
-    """Return one page, read over one connection.
-
-    :param left: only messages that have left the store in these states, the last one first.
-    :param ids: only these; up to 1000.
-    :param limit: at most so many.
-    :param after: the last page's ``next``.
-    :raises ValueError: ``after`` is no token.
-    """
+    """Return one page, read over one connection; ``left``: of messages that left in these states, the last first."""
     place = None if after is None else place_of(after)
     remembered: list[Remembered] = []
     with dialect_of(engine).read_only(engine) as connection:
@@ -132,13 +125,7 @@ def messages(
     after: str | None = None,
     database_time: DatabaseTime = database_time,
 ) -> Iterator[StoredMessage]:
-    """Yield messages, failed ones too, ordered by due time and id.
-
-    :param ids: only these; they are read at once, before the first is yielded.
-    :param limit: at most so many.
-    :param after: the token of the message behind which to begin.
-    :raises ValueError: ``after`` is no token, or ``limit`` is negative.
-    """
+    """Yield messages, failed ones too, ordered by due time and id; those of ``ids`` are read before the first."""
     if limit is not None and limit < 0:
         raise ValueError(f"limit={limit} is negative")
     place = None if after is None else place_of(after)
@@ -179,10 +166,7 @@ def get(
 
 
 def last_delivered(engine: Engine, tables: Tables) -> DeliveredMessage | None:
-    """Return the message that was delivered last.
-
-    :return: None if none is remembered, or if none is among the ids that are looked at.
-    """
+    """Return the message that was delivered last; None: none is among the remembered ids that are looked at."""
     remembered, waiting = tables.past, tables.messages
     columns = [remembered.c[name] for name in ("Id", "At", "Destination", "Dispatcher", "Outcome")]
 
@@ -204,12 +188,7 @@ def last_delivered(engine: Engine, tables: Tables) -> DeliveredMessage | None:
 
 
 def destinations(engine: Engine, tables: Tables) -> dict[str | None, list[str]]:
-    """Return the destinations of messages that wait or have failed, in order, by the connection that delivers them.
-
-    At most 10,000 waiting messages, the first by due time, and 10,000 failed ones are looked at.
-
-    :return: None as a connection stands for the queue tables of this database.
-    """
+    """Return the destinations of messages that wait or have failed, in order, by the connection that delivers them."""
     waiting, failed = (
         select(table.c.DeliverConnId, table.c.Destination).order_by(*order).limit(MAX_SEARCHED).subquery()
         for table, order in ((tables.messages, (tables.messages.c.Time, tables.messages.c.Id)), (tables.failed, ()))
@@ -224,7 +203,6 @@ def destinations(engine: Engine, tables: Tables) -> dict[str | None, list[str]]:
 def _first_of_both(
     connection: Connection, tables: Tables, wanted: MessageFilter, now: datetime, place: Place | None, size: int
 ) -> list[StoredMessage]:
-    """Return the first messages of both tables behind a place."""
     run, origin = only_run(connection, tables, wanted)
     values = page_values(now, place, run)
     # no dispatcher has a lease of a message that is due so late
@@ -307,11 +285,7 @@ def _page_statement(
     until: bool,
     size: int,
 ) -> Select[Any] | None:
-    """Return the query for a page of one table, see :func:`first_rows`.
-
-    :param leases: whether dispatchers may have leases of its messages.
-    :param until: only messages that are due by the statement's parameter ``until``.
-    """
+    """Return the query for a page of one table, see :func:`first_rows`."""
     table = tables.of(where)
     return first_rows(
         dialect,
@@ -330,7 +304,6 @@ def _page_statement(
 
 @lru_cache(maxsize=64)
 def _ids_statement(tables: Tables, where: Where, wanted: MessageFilter) -> Select[Any] | None:
-    """Return the query for messages of one table by their ids; None if none can match."""
     conditions = wanted.conditions(tables, where)
     if conditions is None:
         return None
@@ -347,7 +320,6 @@ def _two_runs(tables: Tables, sent_by: SentBy) -> Select[Any]:
 
 @lru_cache(maxsize=32)
 def _with_runs(tables: Tables, table: Table) -> FromClause:
-    """Return messages with their runs."""
     return table.outerjoin(tables.runs, table.c.Run == tables.runs.c.Seq)
 
 
@@ -369,9 +341,6 @@ def first_rows(
     :param columns: at least Time and Id.
     :param one_run: only the messages of the parameter ``run``.
     :param behind: only rows behind the place in the parameters.
-    :param more: further conditions.
-    :param of_run: columns of the table of runs; null for a message without a run.
-    :return: None if no row can match.
     """
     table = tables.of(where)
     each_run = wanted.sent_by is not None and not one_run and dialect.reads_by_run
@@ -392,10 +361,7 @@ def first_rows(
 
 
 def _of_each_run(tables: Tables, sent_by: SentBy, of_one: Select[Any], size: int) -> Subquery:
-    """Return the query for the first ids of all matching runs: it reads the first ids of each by the index on Run.
-
-    Without it PostgreSQL may read all messages in the order of time to find the few that match.
-    """
+    """Return the query for the first ids of all matching runs: of each by the index on Run, not by a scan of all."""
     each = of_one.lateral("each")
     matching = matching_runs(tables, sent_by).whereclause
     assert matching is not None
@@ -439,12 +405,7 @@ def newest_left(
     behind: tuple[datetime, str] | None,
     limit: int,
 ) -> list[Remembered]:
-    """Return messages that have left the store, the last one first, and by id where several left at one time.
-
-    :param states: "dispatched", "cancelled" or both.
-    :param ids: only these; up to 1000.
-    :param behind: time and id of the record behind which to begin.
-    """
+    """Return messages that have left the store, the last one first, and by id where several left at one time."""
     past = tables.past
     # a leased message looks like a dispatched one, but is still there
     there = (exists().where(table.c.Id == past.c.Id) for table in (tables.messages, tables.failed))
@@ -463,10 +424,7 @@ def newest_left(
 
 
 def not_due(connection: Connection, tables: Tables, wanted: MessageFilter, now: datetime, most: int) -> OutOfReach:
-    """Return what matches a filter, was dispatched to a broker, and is not due yet.
-
-    :param most: look only at so many messages that left the store last, of the filter's tag and runs, by an index.
-    """
+    """Return what matches a filter, was dispatched and is not due yet, of the ``most`` messages that left last."""
     past, run = tables.past, only_run(connection, tables, wanted)[0]
     by_index = MessageFilter(tag=wanted.tag, sent_by=wanted.sent_by)
     conditions = by_index.stable_conditions(tables, past, run=None if run is None else literal(run))

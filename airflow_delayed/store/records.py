@@ -122,10 +122,7 @@ def token_of(due_at: datetime, message_id: str) -> str:
 
 
 def place_of(token: str) -> tuple[datetime, str]:
-    """Return due time and id of a token.
-
-    :raises WrongToken: it is not a token.
-    """
+    """Return due time and id of a token, or raise WrongToken."""
     try:
         due, _, message_id = urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode().partition(" ")
         return from_microseconds(int(due)), message_id
@@ -134,10 +131,7 @@ def place_of(token: str) -> tuple[datetime, str]:
 
 
 def columns(tables: Tables, where: Where, *, leased: bool = True) -> Sequence[ColumnElement[Any]]:
-    """Return the columns that a list reads of a row.
-
-    :param leased: False: no dispatcher can have a lease of any of the rows.
-    """
+    """Return the columns that a list reads of a row; ``leased``: dispatchers can have leases of the rows."""
     table = tables.of(where)
     shown = [table.c[name] for name in SHOWN]
     if where == "failed":
@@ -152,10 +146,7 @@ def of_runs(tables: Tables) -> Sequence[ColumnElement[Any]]:
 
 
 def stored(row: Sequence[Any], where: Where, now: datetime, origin: Origin | None = None) -> StoredMessage:
-    """Return the message of a row of :func:`columns` and, if the row has them, :func:`of_runs`.
-
-    :param origin: the run, if the row does not have it.
-    """
+    """Return the message of a row of :func:`columns` and maybe :func:`of_runs`; without those it is of ``origin``."""
     # by position: access by name takes longer than everything else here
     (
         message_id,
@@ -220,10 +211,7 @@ class Content:
 
 
 def read_content(engine: Engine, tables: Tables, message_id: str, *, body_limit: int) -> Content | None:
-    """Return the content of a message, or of a cancelled message that can be restored; None: it is not in the store.
-
-    :param body_limit: the most bytes of the body that are read.
-    """
+    """Return the content of a message, or of a cancelled message that can be restored; None: it is not in the store."""
     # a message that moves from one table to the other between two queries is found by the second round
     for _ in range(2):
         for table in (tables.messages, tables.failed, tables.cancelled):
@@ -284,10 +272,7 @@ def check_limits(message: DelayedMessage) -> None:
 
 
 def within_bounds(extremes: BatchBounds, *, queue_tables: bool) -> bool:
-    """Return whether all messages within these bounds can be stored; False if that is not certain.
-
-    :param queue_tables: destinations are tables in the same database.
-    """
+    """Return whether all messages within these bounds can be stored; False if that is not certain."""
     if extremes.longest_tag > MAX_TAG or extremes.null_in_tag:
         return False
     return all(
@@ -306,10 +291,7 @@ def _check_size(column: str, value: bytes, limit: int) -> None:
 
 
 def check_queue_name(name: str) -> None:
-    """Check that a destination can be the name of a queue table.
-
-    :raises LimitExceeded: it is longer than a table's name may be.
-    """
+    """Check that a destination can be the name of a queue table."""
     if len(name.encode()) > MAX_QUEUE_NAME:
         raise LimitExceeded(
             "destination", f"has {len(name.encode())} bytes; the name of a table has up to {MAX_QUEUE_NAME}"
@@ -324,11 +306,7 @@ def _check_text(column: str, value: str, limit: int) -> None:
 
 
 def to_row(message: DelayedMessage, deliver_conn_id: str | None, run: int | None = None) -> dict[str, Any]:
-    """Return the row of a message, without StoredAt.
-
-    :param run: the number of the task's run that sends it.
-    :raises LimitExceeded: the message does not fit.
-    """
+    """Return the row of a message, without StoredAt; ``run`` is the number of the task's run that sends it."""
     check_limits(message)
     headers = _JSON(dict(message.headers)).encode() if message.headers else b"{}"
     _check_size("headers", headers, MAX_HEADER_BYTES)
@@ -355,10 +333,7 @@ UNREADABLE_HEADERS = "are not a JSON object in UTF-8"
 
 
 def headers_of(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in a column of headers, with values of any type.
-
-    :raises InvalidMessage: the column has no JSON object in UTF-8.
-    """
+    """Return the JSON object in a column of headers, with values of any type, or raise InvalidMessage."""
     try:
         # decoded here, because json.loads first guesses the encoding of bytes
         headers = json.loads(data.decode())
@@ -370,11 +345,7 @@ def headers_of(data: bytes) -> dict[str, Any]:
 
 
 def to_message(row: Mapping[str, Any]) -> DelayedMessage:
-    """Return the message of a row.
-
-    :raises InvalidMessage: another program wrote a row that cannot be sent, or that is so large that a claim did not
-        read its content.
-    """
+    """Return the message of a row; InvalidMessage: another program wrote it, and it cannot be sent or is too large."""
     if row["State"] is None:
         raise LimitExceeded(
             "body",
@@ -399,28 +370,19 @@ def to_message(row: Mapping[str, Any]) -> DelayedMessage:
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows whose ids are not there yet; this takes half the time of :func:`insert_new_rows`.
-
-    :raises sqlalchemy.exc.IntegrityError: an id is there; roll back.
-    """
+    """Insert rows whose ids are not there yet, else IntegrityError; half the time of :func:`insert_new_rows`."""
     dialect_of(connection).insert_all(connection, table, rows)
 
 
 def insert_new_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Insert the rows whose ids are not there yet, and return their ids. Each id may occur once in ``rows``.
-
-    :raises sqlalchemy.exc.IntegrityError: on MySQL, another transaction has just stored one of the ids.
-    """
+    """Insert the rows whose ids are not there yet, each once in ``rows``, and return their ids."""
     return dialect_of(connection).insert_new(connection, table, rows) if rows else set()
 
 
 def present_rows(
     connection: Connection, table: Table, ids: Sequence[str], *, lock: bool = False
 ) -> dict[str, tuple[bytes | None, str | None]]:
-    """Return digest and delivering connection by id, of the rows that are there.
-
-    :param lock: lock these rows, and wait for rows that another transaction has locked.
-    """
+    """Return digest and delivering connection by id, of the rows that are there; ``lock`` waits for them."""
     there: dict[str, tuple[bytes | None, str | None]] = {}
     dialect = dialect_of(connection)
     for some in dialect.portions(ids):

@@ -47,12 +47,7 @@ _LEASE = ("Outcome", "At", "Dispatcher", "ClaimedUntil")
 def lock_messages(
     connection: Connection, tables: Tables, ids: Sequence[str], *, wait: bool = False
 ) -> list[dict[str, Any]]:
-    """Lock messages for a change, and return what :func:`record` needs of them.
-
-    The caller then looks for leases, see :func:`in_flight`.
-
-    :param wait: wait for rows that another transaction has locked, instead of skipping them.
-    """
+    """Lock messages for a change, and return what :func:`record` needs of them; then look for leases."""
     table, found, dialect = tables.messages, [], dialect_of(connection)
     columns = [table.c[name] for name in RECORDED]
     for some in slices(sorted(ids)):
@@ -94,11 +89,7 @@ def record(
     dispatcher: str | None = None,
     until: datetime | None = None,
 ) -> None:
-    """Record the outcome of messages, in place of an earlier record.
-
-    :param rows: with at least Id, Destination, Time, Digest, Tag, Run and DeliverConnId; each Id occurs once.
-    :param dispatcher: it has a lease of them that ends at ``until``.
-    """
+    """Record the outcome of messages, each once, in place of an earlier record; ``until``: its lease ends."""
     own = [{name: row[name] for name in RECORDED} for row in sorted(rows, key=lambda row: str(row["Id"]))]
     if own:
         common = {"Outcome": outcome, "At": at, "Dispatcher": dispatcher, "ClaimedUntil": until}
@@ -106,20 +97,12 @@ def record(
 
 
 def record_removed(tables: Tables, removed: CTE, outcome: str) -> postgresql.Insert:
-    """Return PostgreSQL's statement that records the outcome of removed messages, as :func:`record` does.
-
-    Its parameter is ``now``.
-
-    :param removed: their rows, each id once.
-    """
+    """Return PostgreSQL's statement that does :func:`record` of removed messages; its parameter is ``now``."""
     return _replacing(tables.past, _recording(tables.past, removed, outcome))
 
 
 def record_unleased(tables: Tables, messages: CTE, outcome: str) -> ReturningInsert[Any]:
-    """Return the same for messages that may have leases: it leaves those out, and returns the ids of the others.
-
-    As in :func:`lease`, of two transactions only the first can take a message.
-    """
+    """Return the same for messages that may have leases: it leaves those out, and returns the ids of the others."""
     past = tables.past
     return _replacing(past, _recording(past, messages, outcome), _unleased(past)).returning(past.c.Id)
 
@@ -177,10 +160,7 @@ def renew(
     until: datetime,
     now: datetime | None = None,
 ) -> int:
-    """Extend leases, and return how many of them this dispatcher still had.
-
-    :param now: do not extend leases that ended by then: another transaction may have begun to change the message.
-    """
+    """Extend leases, and return how many this dispatcher still had; not those that ended by ``now``, if given."""
     past, renewed, dialect = tables.past, 0, dialect_of(connection)
     for some in slices(sorted(ids)):
         mine = dialect.update_rows(past, some).where(past.c.Dispatcher == dispatcher)
@@ -193,10 +173,7 @@ def renew(
 def still_claimed(
     connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]], dispatcher: str
 ) -> list[dict[str, Any]]:
-    """Lock messages whose leases may have ended; return the unchanged ones that this dispatcher still leases.
-
-    Changed are those with another due time or digest.
-    """
+    """Lock messages whose leases may have ended; return those that this dispatcher leases and nobody changed."""
     table, dialect = tables.messages, dialect_of(connection)
     found: dict[str, tuple[datetime, bytes | None]] = {}
     for some in slices(sorted(row["Id"] for row in rows)):
@@ -215,7 +192,6 @@ def release(connection: Connection, tables: Tables, ids: Sequence[str], dispatch
 
 
 def _lock_leases(connection: Connection, tables: Tables, ids: Sequence[str], dispatcher: str) -> set[str]:
-    """Lock the leases that this dispatcher has of these messages, and return their ids."""
     past, dialect = tables.past, dialect_of(connection)
     mine: set[str] = set()
     for some in slices(sorted(ids)):
@@ -237,12 +213,7 @@ def old_ids(tables: Tables, before: datetime, now: datetime) -> Sequence[ColumnE
 
 
 def forget_old_ids(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
-    """Delete up to 1000 remembered ids that are older than ``before`` and have no lease; return how many.
-
-    A record that another transaction has locked stays: an erase is about to write it.
-
-    :param before: as long ago as ids are remembered, see :class:`airflow_delayed.store.policy.DispatchPolicy`.
-    """
+    """Delete up to 1000 remembered ids older than ``before``, neither leased nor locked; return how many."""
     past = tables.past
     old = select(past.c.Id).where(*old_ids(tables, before, now)).order_by(past.c.At).limit(IDS)
     ids = sorted(connection.execute(old.with_for_update(skip_locked=True)).scalars())

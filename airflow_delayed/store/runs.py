@@ -33,10 +33,7 @@ def matching_runs(tables: Tables, sent_by: SentBy) -> Select[tuple[int]]:
 
 
 def register(connection: Connection, tables: Tables, origin: Origin) -> int:
-    """Return the number of a run, and insert the run if it is new. Commit it before its messages are stored.
-
-    :raises sqlalchemy.exc.IntegrityError: another transaction has inserted it at the same time; repeat.
-    """
+    """Return the number of a run, and insert the run if it is new. Commit it before its messages are stored."""
     runs, now = tables.runs, database_time(connection)
     row = connection.execute(select(runs.c.Seq, runs.c.At).where(runs.c.Digest == origin.digest)).one_or_none()
     if row is not None:
@@ -79,21 +76,13 @@ def anchor_of(connection: Connection, tables: Tables, origin: Origin, turn: str 
 
 
 def keep_anchor(connection: Connection, tables: Tables, origin: Origin, turn: str | None, anchor: datetime) -> None:
-    """Store the time from which a run's relative delays count, in place of an earlier one.
-
-    :param turn: identifies the tries between two clears of the task, where each clear makes new messages.
-    :raises sqlalchemy.exc.IntegrityError: another transaction has inserted the run at the same time; repeat.
-    """
+    """Store the time from which a run's relative delays count, in place of an earlier one."""
     runs, number = tables.runs, register(connection, tables, origin)
     connection.execute(update(runs).where(runs.c.Seq == number).values(Turn=turn, Anchor=anchor))
 
 
 def forget(connection: Connection, tables: Tables, before: datetime, now: datetime) -> int:
-    """Examine up to 100 runs that began to store before a time, and delete unused ones; return how many.
-
-    A run is used while its messages are in the store or their ids are remembered; it is examined again after
-    :data:`RUN_KEPT`, or later.
-    """
+    """Examine up to 100 runs that began to store before a time, and delete unused ones; return how many."""
     runs = tables.runs
     old = runs.c.At < min(before, now - RUN_KEPT)
     oldest = select(runs.c.Seq).where(old).order_by(runs.c.At).limit(RUNS_FORGOTTEN)

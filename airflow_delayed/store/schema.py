@@ -169,10 +169,7 @@ class Tables:
 
 
 def store_tables(name: str = TABLE, schema: str | None = None) -> Tables:
-    """Return the tables, their names always quoted.
-
-    :raises ValueError: the name is empty or longer than 50 bytes.
-    """
+    """Return the tables, their names always quoted."""
     if not 0 < len(name.encode()) <= MAX_TABLE_NAME:
         raise ValueError(f"table {name!r}: the name must have 1 to {MAX_TABLE_NAME} bytes")
 
@@ -313,7 +310,6 @@ def _message_columns() -> list[Column[Any]]:
 
 
 def _finite(name: str, columns: Sequence[Column[Any]]) -> CheckConstraint:
-    """Return the constraint that due times are of the years 1 to 9999: PostgreSQL has infinite ones."""
     [due] = (column for column in columns if column.name == "Time")
     years = due.between(literal_column("'0001-01-01 00:00:00'"), literal_column("'9999-12-31 23:59:59.999999'"))
     return CheckConstraint(years, name=quoted_name(f"{name}_Time_check", quote=True))

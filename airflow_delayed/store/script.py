@@ -68,7 +68,6 @@ def _creation(table: Table, dialect: SqlDialect) -> Iterator[str]:
 
 
 def _version_row(tables: Tables, dialect: SqlDialect) -> str:
-    """Return the statement that records the version, unless another is recorded already."""
     version = tables.version
     row: Any = select(literal(VERSION), literal(USABLE_FROM), literal_column(dialect_for(dialect).clock_sql))
     statement = insert(version).from_select(["Version", "UsableFrom", "At"], row.where(~exists().select_from(version)))

@@ -44,12 +44,7 @@ def install(
 ) -> TopologyReport:
     """Create missing tables and indexes, and return what was found and done; differences stay as they are.
 
-    It may be repeated, and several installs may run at once. Senders and dispatchers may be at work: no table stays
-    locked, and nothing waits for a lock, for more than a second.
-
-    :param queues: names of queue tables, created only with ``create_queues``.
-    :param conn_id: names the store in remedies.
-    :raises DelayedError: the database's encoding cannot hold all texts.
+    Senders and dispatchers may be at work: no table stays locked, and nothing waits for a lock, for more than a second.
     """
     limit_reads(engine, _INDEX_SECONDS)
     with engine.connect().execution_options(read_only=True) as connection:
@@ -82,13 +77,11 @@ def _planned(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _is_unready(finding: Finding) -> bool:
-    """Return whether a table of the store differs; an index that is missing is made afterwards."""
     ready = finding.state in (State.OK, State.CREATED) or finding.resource.startswith("index ")
     return not ready and finding.destination is None
 
 
 def _finished(engine: Engine, tables: Tables, finding: Finding) -> Finding:
-    """Make an index that is missing, in a transaction of its own, which holds locks briefly."""
     if finding.state is State.MISSING and finding.resource.startswith("index "):
         indexes = (index for table in tables for index in table.indexes)
         index = next(index for index in indexes if finding.resource == f"index {index.name}")
@@ -217,7 +210,6 @@ def compare(
 
 
 def _create(connection: Connection, table: Table, findings: Sequence[Finding]) -> list[Finding]:
-    """Create a missing table, and return the findings as they are afterwards; missing indexes stay missing."""
     if any(one.state is State.MISSING and one.resource.startswith("table ") for one in findings):
         table.create(connection, checkfirst=True)
         return [_with_state(one, State.CREATED) for one in findings]
@@ -225,7 +217,6 @@ def _create(connection: Connection, table: Table, findings: Sequence[Finding]) -
 
 
 def _with_state(finding: Finding, state: State) -> Finding:
-    """Return the finding with another state."""
     return Finding(state=state, resource=finding.resource, argument=finding.argument, destination=finding.destination)
 
 

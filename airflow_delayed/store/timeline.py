@@ -59,10 +59,7 @@ class Timeline:
 
 
 def timeline(engine: Engine, tables: Tables, seconds: int) -> Timeline:
-    """Return what was dispatched in the last so many seconds, and what falls due in the next, by indexes.
-
-    :raises ValueError: ``seconds`` is neither 3600 nor 86400.
-    """
+    """Return what was dispatched in the last so many seconds, and what falls due in the next, by indexes."""
     if seconds not in STEPS:
         raise ValueError(f"seconds={seconds} must be one of {', '.join(map(str, STEPS))}")
     step = STEPS[seconds]

@@ -79,10 +79,7 @@ def problem(conn_id: str, report: TopologyReport) -> TopologyError | None:
 
 
 def check_ready(conn_id: str, engine: Engine, tables: Tables) -> None:
-    """Check that the tables exist, and that this release can use them.
-
-    :raises TopologyError: they do not, or it cannot; the text has the remedy.
-    """
+    """Check that the tables exist, and that this release can use them, or raise TopologyError with the remedy."""
     with engine.connect().execution_options(read_only=True) as connection:
         difference = version_difference(connection, tables, conn_id)
         inspector = inspect(connection)
