@@ -123,7 +123,6 @@ def _span(option: str) -> timedelta:
 
 
 def _names(option: str) -> tuple[str, ...]:
-    """Return each name of a list once, in order."""
     return tuple(dict.fromkeys(name for part in _text(option).split(",") if (name := part.strip())))
 
 

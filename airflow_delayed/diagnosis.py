@@ -155,7 +155,6 @@ def merged(found: Iterable[tuple[str, F]], join: Callable[[F, F], F]) -> list[tu
 
 
 def _follows(conn_id: str, finding: Described, other_conn_id: str, other: Described) -> bool:
-    """Return whether a finding of a connection follows from another one, perhaps of another connection."""
     broker = conn_id if finding.code == _STUCK else finding.deliver_conn_id
     if broker != other_conn_id:
         return False
@@ -275,7 +274,6 @@ def last_dags(
 
 
 def _dispatches(dag_id: str, session: Session) -> bool:
-    """Return whether a task of a DAG is a StoreDispatchOperator, or of a class that inherits from it."""
     from airflow.models.serialized_dag import SerializedDagModel
 
     written = SerializedDagModel.get(dag_id, session=session)

@@ -94,11 +94,7 @@ class Traced:
         return OperatorLineage(inputs=named(self._inputs), outputs=named(self._outputs))
 
     def _trace(self, datasets: Callable[[], tuple[Iterable[Dataset], Iterable[Dataset]]]) -> None:
-        """Note inputs and outputs, if OpenLineage is installed: each once, the first hundred.
-
-        :param datasets: names inputs and outputs. Its errors are only warnings: an error would fail a task that has
-            sent its messages.
-        """
+        """Note inputs and outputs, if OpenLineage is installed: each once, the first hundred."""
         if not wanted():
             return
         try:

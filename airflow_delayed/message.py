@@ -241,7 +241,6 @@ def _plain(column: str, moment: datetime) -> datetime:
 
 
 def _later(column: str, moment: datetime, count: int) -> datetime:
-    """Return a time that is so many microseconds later."""
     if not count:
         return moment
     try:

@@ -131,7 +131,6 @@ def gauge(name: str, value: float, tags: dict[str, str]) -> None:
 
 
 def _keeps_tags() -> bool:
-    """Return whether Airflow's Stats passes tags on; StatsD's own protocol has none."""
     from airflow_delayed.compat import conf
 
     if conf.getboolean("metrics", "statsd_datadog_enabled", fallback=False):

@@ -21,7 +21,6 @@ def _one_of(default: str, *others: str) -> dict[str, Any]:
 
 
 def _option(description: str, kind: str, *, default: str, example: str) -> dict[str, Any]:
-    """Return an option of Airflow's configuration; all of them came with the first release."""
     return {
         "description": description,
         "version_added": "0.1.0",

@@ -173,7 +173,6 @@ class TopologyReport:
         return iter(self.findings)
 
     def __str__(self) -> str:
-        """Return the counts, and a line for each finding that says more than the state of a part."""
         return "\n".join([self.headline, *map(str, self.notable)])
 
     @property
@@ -323,7 +322,6 @@ class SendReport(Counts):
     by_destination: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return the counts as a line, without counts of 0 except ``sent``."""
         others = {"duplicates": self.duplicates, "replaced": self.replaced, "not replaced": self.not_replaced}
         destinations = in_brackets(largest_first(self.by_destination))
         return f"{self.sent:,} sent{destinations}{due_span(self.first_due, self.last_due)}{counts_text(others)}"

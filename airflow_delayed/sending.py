@@ -343,7 +343,6 @@ class Sending:
             yield from enumerate(reader.read(batch), number)
 
     def _duplicates(self, hashes: set[int], found: PreflightReport) -> Duplicates:
-        """Read the rows once more, and find copies and conflicts among those whose ids have these hashes."""
         index = DuplicateIndex()
         try:
             for number, item in self._items(self._reader()):
@@ -532,7 +531,6 @@ class Sending:
         return self._good
 
     def _without_confirmed(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
-        """Count the messages that earlier tries had confirmed, and yield the others."""
         for rows, block in blocks:
             if rows <= self.start.rows:
                 self.earlier.add_all(block)
@@ -540,7 +538,6 @@ class Sending:
                 yield rows, block
 
     def _blocks(self, found: PreflightReport) -> Iterator[_Block]:
-        """Yield the messages to send, as the preflight judged them, in blocks."""
         reader = self._reader()
         special = found.problem_count or found.duplicates.copies or (found.past_due and self.past_due == "skip")
         for number, batch in self._batches():
@@ -599,10 +596,7 @@ class Sending:
         error: InvalidMessage | SendFailed,
         reject: Callable[[Problem], None] | None,
     ) -> None:
-        """Leave out the message that the transport refuses for good, and what it has confirmed.
-
-        :raises DelayedError: the error, if it is of another kind.
-        """
+        """Leave out the message that the transport refuses for good, and what it has confirmed."""
         cause = error.__cause__ if isinstance(error, SendFailed) else error
         if not isinstance(cause, InvalidMessage) or cause.message_id is None:
             raise error

@@ -208,10 +208,6 @@ def dispatcher_(args: Namespace) -> None:
 
 
 def _dispatch_arguments(args: Namespace) -> tuple[list[str], DispatchPolicy]:
-    """Return the connections, and the policy of the arguments; the configuration has what is not given.
-
-    :raises ValueError: a value is not possible.
-    """
     names = list(args.deliver_conn_ids or config.deliver_conn_ids())
     if not names:
         raise ValueError(
@@ -227,10 +223,7 @@ def _dispatch_arguments(args: Namespace) -> tuple[list[str], DispatchPolicy]:
 
 
 def _plan(store: DelayedStoreHook, names: Sequence[str], policy: DispatchPolicy) -> list[dict[str, Any]]:
-    """Return a row for each connection: how far ahead it is dispatched to, and what is due.
-
-    :raises DispatchFailed: a connection cannot be used.
-    """
+    """Return a row for each connection: how far ahead it is dispatched to, and what is due."""
     with closing(store.dispatcher(names, delivery_for, **asdict(policy))) as dispatcher:
         windows = dispatcher.windows()
         dispatcher.check()
@@ -288,7 +281,6 @@ def selection_of(args: Namespace) -> dict[str, Any]:
 
 
 def _texts(args: Namespace, names: Sequence[str] = ("tag", "destination", "deliver_conn_id")) -> dict[str, Any]:
-    """Return the criteria that are texts."""
     texts: dict[str, Any] = {}
     for name in names:
         text = getattr(args, name)

@@ -28,7 +28,6 @@ def _switch(name: str, help_: str) -> Arg:
 
 
 def _several(name: str, help_: str, **options: Any) -> Arg:
-    """Return an option that may be given several times."""
     return _arg(name, help_, action="append", **options)
 
 

@@ -140,8 +140,6 @@ def _merged(first: list[Finding], of_messages: list[Finding]) -> list[Finding]:
 def _side_by_side(
     work: Callable[[str], Examination], conn_ids: Iterable[str], seconds: float
 ) -> dict[str, Examination]:
-    """Examine each connection in a thread of its own."""
-
     def run(conn_id: str) -> Examination:
         try:
             return work(conn_id)
@@ -158,10 +156,7 @@ def _side_by_side(
 
 
 def _examine(conn_id: str, destinations: Sequence[str], alone: bool) -> Examination:
-    """Verify a connection.
-
-    :param alone: no other connection is examined, so that a store has these destinations as queue tables.
-    """
+    """Verify a connection."""
     with closing(delivery_for(conn_id)) as delivery:
         report = delivery.verify(() if delivery.is_store and not alone else destinations)
         found = with_remedies(conn_id, report)
@@ -180,10 +175,7 @@ def _examine(conn_id: str, destinations: Sequence[str], alone: bool) -> Examinat
 
 
 def _verify_destinations(conn_id: str, stores: Mapping[str, str]) -> Examination:
-    """Verify the destinations of messages that wait in stores.
-
-    :param stores: by destination, a store that has messages for it.
-    """
+    """Verify the destinations of messages that wait in stores."""
     some = list(islice(stores, MAX_DESTINATIONS))
     with closing(delivery_for(conn_id)) as delivery:
         report = delivery.verify(some)
@@ -210,7 +202,6 @@ def _verify_destinations(conn_id: str, stores: Mapping[str, str]) -> Examination
 
 
 def _with_reason(store: DelayedStoreHook, found: Iterable[Finding]) -> list[Finding]:
-    """Add the most frequent reason to the finding of failed messages."""
     return [replace(each, found=f"{each.found}{_reason(store)}") if each.code == "failed" else each for each in found]
 
 
@@ -229,7 +220,6 @@ def _with_paused(
 
 
 def _failed(conn_id: str, error: Exception) -> Finding:
-    """Return the finding for a connection that could not be examined; the package's errors say what to do."""
     from airflow.providers.common.compat.sdk import AirflowNotFoundException
 
     from airflow_delayed.compat import AirflowException
@@ -243,7 +233,6 @@ def _failed(conn_id: str, error: Exception) -> Finding:
 
 
 def _print_dispatchers(conn_id: str, seen: Sequence[DispatcherSeen]) -> None:
-    """Print who dispatches, since when, through which connections; if nobody does, who did last."""
     at_work = [one for one in seen if one.at_work]
     for one in at_work or seen[:1]:
         # None stands for the queue tables of the store's own database

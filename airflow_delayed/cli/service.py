@@ -248,7 +248,6 @@ class ConnectionLoop:
             self._ended()
 
     def _dispatch(self) -> None:
-        """Dispatch until it is stopped, or fails."""
         with closing(self._make_store()) as store:
             if self.conn_id != store.conn_id:
                 _check_usable(self.conn_id, store.now)
@@ -388,10 +387,7 @@ class DispatchService:
 
 
 def _check_usable(conn_id: str, clock: Clock) -> None:
-    """Check that Airflow has a connection, and a transport for its type; no network.
-
-    :raises UnusableConnection: it has not.
-    """
+    """Check that Airflow has a connection, and a transport for its type; no network."""
     try:
         delivery_for(conn_id, clock).close()
     except AirflowNotFoundException:

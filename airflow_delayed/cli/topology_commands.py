@@ -58,10 +58,7 @@ def _script(args: Namespace) -> str:
 
 
 def _dialect(conn_id: str | None) -> str:
-    """Return SQLAlchemy's name of a connection's database, by the connection's type alone.
-
-    :raises DelayedError: the type does not name one database, or the connection is a broker's.
-    """
+    """Return SQLAlchemy's name of a connection's database, by the connection's type alone."""
     if not conn_id:
         raise DelayedError("--sql needs the connection of the store, or --dialect")
     try:
@@ -94,12 +91,7 @@ def uninstall_(args: Namespace) -> None:
 
 
 def _rabbitmq(conn_id: str, what: str, others: str) -> RabbitMQDelayHook:
-    """Return the hook of a connection of RabbitMQ.
-
-    :param what: what it has, and no other does.
-    :param others: what does the same elsewhere, as sentences.
-    :raises DelayedError: the connection is of another kind.
-    """
+    """Return the hook of a connection of RabbitMQ."""
     hook = delivery_for(conn_id)
     if not isinstance(hook, RabbitMQDelayHook):
         raise DelayedError(f"connection {conn_id!r} is not RabbitMQ's, which alone {what}. {others}")

@@ -87,7 +87,6 @@ class _DelayedSendDecoratedOperator(DecoratedOperator, DelayedSendOperator):
         )
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Run the function, and send what it gives."""
         self.source = FunctionSource(self.python_callable.__name__, partial(self._call, context))
         summary: dict[str, Any] = super().execute(context)
         return summary

@@ -278,7 +278,6 @@ class ChangeOperator(SelectsMessages, BaseOperator):
         return result
 
     def _report(self, result: Mapping[str, Any], *, by_ids: bool) -> None:
-        """Report messages that are not there or came too late, as ``on_missing`` says."""
         outcomes: Mapping[str, int] = result["outcomes"]
         missing = {name: count for name, count in outcomes.items() if name not in self.reached}
         if missing:

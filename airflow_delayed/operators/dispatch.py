@@ -274,17 +274,13 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         )
 
     def _name(self, store: DelayedStoreHook) -> None:
-        """Name the store as the input for OpenLineage; the tasks that sent the messages name the destinations."""
         self._trace(lambda: ([store.own_dataset()], []))
 
     def _deliver_conn_ids(self) -> list[str]:
         return [self.deliver_conn_ids] if isinstance(self.deliver_conn_ids, str) else list(self.deliver_conn_ids)
 
     def _check_lookahead(self, context: Context, store: DelayedStoreHook, dispatcher: Dispatcher) -> None:
-        """Check that each message that falls due between this run and the next can be dispatched in time.
-
-        :raises AirflowFailException: some messages would be late.
-        """
+        """Check that each message that falls due between this run and the next can be dispatched in time."""
         run = scheduled(context)
         if run is None or self.until == "empty":
             return

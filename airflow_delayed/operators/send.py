@@ -338,13 +338,7 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
     def _preflight(
         self, context: Context, arguments: SendArguments, sending: Sending, route: Route
     ) -> tuple[PreflightReport, Rejects | None]:
-        """Check everything, and write rows that cannot be sent to ``rejects``, to which the send may add others.
-
-        :raises InputError: something is wrong with the source, with single rows, or with all of them together.
-        :raises DestinationMissing: a destination does not exist.
-        :raises TopologyError: a transport, or the store, lacks what it needs.
-        :raises AirflowSkipException: there is nothing to send, and that skips the task.
-        """
+        """Check everything, and write rows that cannot be sent to ``rejects``, to which the send may add others."""
         rejects = None
         if arguments.rejects is None:
             found = sending.preflight()
@@ -374,7 +368,6 @@ class DelayedSendOperator(lineage.Traced, HidesArguments, BaseOperator):
         found: PreflightReport,
         rejects: Rejects | None,
     ) -> None:
-        """Send, and report the counts even if it failed half-way."""
         if self.only_plan:
             try:
                 sending.deliver(found, dry_run=True)

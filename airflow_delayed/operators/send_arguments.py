@@ -104,13 +104,11 @@ class HidesArguments(KeepsTexts):
 
 
 def _is_default(mapped: MappedOperator, name: str, value: object) -> bool:
-    """Return whether an argument is that of ``partial()`` or of ``default_args``."""
     defaults = (getattr(owner, "default_args", None) or {} for owner in (mapped.dag, mapped.task_group))
     return name in mapped.partial_kwargs or any(value is default.get(name) for default in defaults)
 
 
 def _is_xcom(mapped: MappedOperator, name: str) -> bool:
-    """Return whether ``expand()`` or ``expand_kwargs()`` takes an argument from another task."""
     expanded = mapped.expand_input.value
     if isinstance(expanded, Mapping):
         return isinstance(expanded.get(name), XComArg)
@@ -391,7 +389,6 @@ class SendArguments(CommonArguments):
         return wanted, rules
 
     def _optional(self) -> dict[str, Any]:
-        """Return the optional fields of all messages, by name."""
         values = {name: getattr(self, name) for name in FIELD_NAMES}
         return values | {name: moment_of(name, values[name], self.timezone) for name in FIELD_MOMENTS}
 

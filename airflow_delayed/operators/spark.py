@@ -120,7 +120,6 @@ class SparkArguments(CommonArguments):
         return arguments
 
     def _options(self, context: Context, began: FirstTry) -> dict[str, str]:
-        """Return the options of the sending; an empty one is left out."""
         anchor = began.anchor if iteration_of(context) is None else None
         if self.delay_from is not None:
             anchor = self.anchor(context)
@@ -411,10 +410,7 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
             return counts
 
     def _verify(self, arguments: SparkArguments, route: Route) -> bool:
-        """Check that messages can be received, before minutes of work; executors may reach more than this machine.
-
-        :return: whether all could be seen from here.
-        """
+        """Check that messages can be received, before minutes of work; executors may reach more than this machine."""
         seen = True
         reports: dict[str, TopologyReport] = {}
         destinations = [arguments.destination] if arguments.destination else []
@@ -478,7 +474,6 @@ class DelayedSparkSendOperator(lineage.Traced, HidesArguments, SparkSubmitOperat
             raise DelayedError(str(error)) from None
 
     def _account(self, arguments: SparkArguments, route: Route, counts: Mapping[str, Any]) -> None:
-        """Count the messages, name their datasets for OpenLineage, and warn if no dispatcher works."""
         summary = counts["summary"]
         metrics.count_sent(arguments.conn_id, self.stored_in, summary["sent"], summary["stored"])
         # the store has what was replaced, too

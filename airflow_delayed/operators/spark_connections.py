@@ -74,7 +74,6 @@ def _plain(conn_id: str) -> dict[str, Any]:
 
 
 def _in_json(value: Any) -> Any:
-    """Return texts as they stand in JSON."""
     if isinstance(value, dict):
         return {name: _in_json(one) for name, one in value.items()}
     if isinstance(value, list):

@@ -114,7 +114,6 @@ def load_first_try(
 
 
 def _may_have_sent(context: Context, retries: int, new_ids: bool) -> bool:
-    """Return whether earlier tries may have sent messages whose anchor this try does not find in Airflow."""
     ti = context["ti"]
     if task_state(context) is None:
         # Airflow raises max_tries when it clears a task, by the tries that it had
@@ -124,10 +123,7 @@ def _may_have_sent(context: Context, retries: int, new_ids: bool) -> bool:
 
 
 def _keep_anchor(context: Context, anchor: datetime, store: DelayStore | None, *, new_ids: bool, known: bool) -> None:
-    """Keep an anchor in the task's state and in the store; for users also in the log and an XCom.
-
-    :param known: the store has it already.
-    """
+    """Keep an anchor in the task's state and in the store; for users also in the log and an XCom."""
     ti, state = context["ti"], task_state(context)
     if not known:
         if ti.try_number > 1 and not new_ids and state is not None and _may_be_deleted():

@@ -181,7 +181,6 @@ class _Reader:
         self.given = given
 
     def one(self, name: str, parse: Callable[[str], _Value]) -> _Value | None:
-        """Return an option's value, or None."""
         if name not in self.given:
             return None
         try:
@@ -190,11 +189,9 @@ class _Reader:
             raise InputError(f"the option {name} cannot be read: {error}") from None
 
     def moment(self, name: str) -> datetime | None:
-        """Return an option that is a time with an offset, or None."""
         return self.one(name, lambda text: utc(name, parse_time(name, text)))
 
     def span(self, name: str, default: timedelta) -> timedelta:
-        """Return an option in seconds or as a duration, which may be zero."""
         found = self.one(name, _span)
         return default if found is None else found
 

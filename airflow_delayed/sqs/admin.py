@@ -238,7 +238,6 @@ class QueueAdmin:
     def _dead_letter(
         self, settings: QueueSettings, mode: InstallMode, destinations: Iterable[ExistingQueue | None]
     ) -> tuple[list[Finding], str | None]:
-        """Return also the ARN of the dead-letter queue, if there is one."""
         wanted = settings.dead_letter_queue
         if wanted is None:
             return [], None
@@ -436,7 +435,6 @@ class DeadLetterMover:
         return AddressedEntry(self.destination_url, entry, len(message["Body"].encode()) + attributes_size(attributes))
 
     def _delete(self, messages: Sequence[MessageTypeDef]) -> int:
-        """Delete messages that were sent back, failed deletes once more; return how many were not deleted."""
         for message in messages:
             self._left.pop(message["MessageId"], None)
         for _ in range(2):

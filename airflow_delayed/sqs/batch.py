@@ -143,7 +143,6 @@ class BatchSender:
 def _batches(
     pairs: Iterable[tuple[T, AddressedEntry]], most: int
 ) -> Iterator[tuple[str, list[tuple[T, AddressedEntry]]]]:
-    """Group by queue, and cut into batches of so many entries at most, and 1 MiB."""
     waiting: dict[str, list[tuple[T, AddressedEntry]]] = {}
     for pair in pairs:
         url, size = pair[1].url, pair[1].size

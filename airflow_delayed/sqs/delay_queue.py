@@ -422,7 +422,6 @@ class DelayQueue:
         return microseconds(self.clock()) // 1000
 
     def _move(self, received: Sequence[MessageTypeDef], counts: CycleCounts) -> None:
-        """Send received messages on and delete them, and give back the messages that could not be sent on."""
         # sent on before by this very process, and not deleted
         sent = [message for message in received if message["MessageId"] in self._sent_on]
         left = [message for message in received if message["MessageId"] not in self._sent_on]
@@ -508,7 +507,6 @@ class DelayQueue:
         return hop_of(self._remaining(message)[1]).through_fifo
 
     def _give_back(self, failed: Sequence[_Unsent], counts: CycleCounts) -> None:
-        """Hide messages that could not be sent on for a while, the longer the more often they were received."""
         counts.failed += len(failed)
         for unsent in failed:
             if unsent.fault and unsent.fault.code in NO_QUEUE and unsent.url == self.destination_url:
@@ -531,7 +529,6 @@ class DelayQueue:
         self._release(timeouts, counts)
 
     def _hold_back(self, young: Sequence[MessageTypeDef], counts: CycleCounts) -> None:
-        """Hide messages that came back too soon until they may be sent back."""
         if not young:
             return
         counts.failed += len(young)
@@ -551,7 +548,6 @@ class DelayQueue:
         self._release(timeouts, counts)
 
     def _delete(self, left: Sequence[MessageTypeDef], counts: CycleCounts) -> None:
-        """Delete messages that were sent on, and remember the messages that SQS did not delete."""
         # remembered until they are deleted, so also if this is interrupted
         self._sent_on.update((message["MessageId"], None) for message in left)
         for tries in range(1, TRIES + 1):
@@ -597,10 +593,7 @@ def _reject(
     messages: Sequence[MessageTypeDef],
     reasons: Mapping[str, str],
 ) -> tuple[list[MessageTypeDef], list[_Unsent]]:
-    """Send messages to the error queue as they are; return the sent messages, and the messages that were not sent.
-
-    :param reasons: by SQS id.
-    """
+    """Send messages to the error queue as they are; return the sent messages, and the messages that were not sent."""
     unsent = [_Unsent(message, fifo_url, None) for message in messages]
     try:
         url = error_url()

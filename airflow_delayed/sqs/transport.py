@@ -372,11 +372,7 @@ class SqsTransport(Delivery):
         return str(form)
 
     def _locate(self, destination: str, fifo: bool) -> str:
-        """Return the URL of a destination, or of its delay queue.
-
-        :raises DestinationMissing: the destination does not exist.
-        :raises TopologyError: the delay queue does not exist, or is not as demanded.
-        """
+        """Return the URL of a destination, or of its delay queue."""
         if fifo and destination not in self._verified:
             self._allow_far()
             # what waits in a queue that is not as demanded may be lost
@@ -398,10 +394,6 @@ class SqsTransport(Delivery):
         )
 
     def _allow_far(self) -> None:
-        """Check that messages may wait in delay queues.
-
-        :raises LimitExceeded: they may not.
-        """
         if not self.unrestricted_delay:
             raise LimitExceeded(
                 "due_at",
@@ -410,11 +402,7 @@ class SqsTransport(Delivery):
             )
 
     def _delay_queue(self, destination: str, error_queue: str | None = None) -> DelayQueue:
-        """Return the delay queue of a destination, and warn where it is not as demanded.
-
-        :raises LimitExceeded: the destination or the error queue is a FIFO queue.
-        :raises TopologyError: the delay queue or the destination does not exist.
-        """
+        """Return the delay queue of a destination, and warn where it is not as demanded."""
         if destination.endswith(queues.FIFO):
             raise LimitExceeded(
                 "destination",
@@ -451,7 +439,6 @@ class SqsTransport(Delivery):
                 raise
 
     def _forget(self) -> None:
-        """Forget URLs and settings of the queues."""
         self.__dict__.pop("_admin", None)
         self._verified.clear()
         self._delay_queues.clear()

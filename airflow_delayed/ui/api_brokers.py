@@ -129,8 +129,6 @@ async def rabbitmq(connection_id: str, pool: HookPoolDep, user: security.User) -
 
 
 async def _rabbitmq_figures(connection_id: str, pool: HookPool) -> RabbitMQSummary:
-    """Return the figures of a RabbitMQ, with the names of its hosts."""
-
     def make() -> RabbitMQSummary:
         from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 
@@ -165,10 +163,7 @@ async def _rabbitmq_figures(connection_id: str, pool: HookPool) -> RabbitMQSumma
 
 
 def _differing(connection_id: str) -> list[FindingResponse]:
-    """Return what is missing or differs in the delay levels, one of each kind, with their number.
-
-    What has no leader is in the figures already.
-    """
+    """Return what is missing or differs in the delay levels, one of each kind, with their number."""
     with closing(delivery_for(connection_id)) as hook:
         errors = [each for each in with_remedies(connection_id, hook.verify(())) if each.severity == "error"]
     found = one_of_each(each for each in errors if each.state is not State.BLOCKED)

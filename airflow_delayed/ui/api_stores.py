@@ -137,16 +137,11 @@ async def messages(
 
 
 def _lookaheads(hook: DelayedStoreHook, pool: HookPool) -> Mapping[str, timedelta]:
-    """Return by connection how far dispatchers look ahead; it may be some seconds old."""
     return pool.cached(f"lookahead {hook.conn_id}", hook.lookaheads)
 
 
 def _check_reason(query: FilterBody, *, reasons: bool) -> None:
-    """Refuse a filter by the reason of a failure.
-
-    :param reasons: the user may read the connection, and so the reasons.
-    :raises HTTPException: 403.
-    """
+    """Refuse a filter by the reason of a failure."""
     if query.reason is not None and not reasons:
         raise HTTPException(403, "reason: only users who may read the connection may filter by the reason of a failure")
 
@@ -172,10 +167,7 @@ def _tombstone(remembered: Remembered, may_change: Callable[[str | None], bool])
 
 
 def _cancellable_until(stored: StoredMessage, at: datetime, ahead: Mapping[str, timedelta]) -> datetime | None:
-    """Return until when no dispatcher takes a message that waits; None: unknown, or it may be taken now.
-
-    :param ahead: by connection, as :meth:`airflow_delayed.store.api.Store.lookaheads` has it.
-    """
+    """Return until when no dispatcher takes a message that waits; None: unknown, or it may be taken now."""
     when_due = stored.until_due or stored.deliver_conn_id is None
     lookahead = timedelta(0) if when_due else ahead.get(stored.deliver_conn_id or "")
     if stored.state not in ("waiting", "retrying") or lookahead is None:
@@ -313,10 +305,6 @@ async def erase(connection_id: str, change: EraseBody, pool: HookPoolDep, user: 
 
 
 def _span_of(seconds: float) -> timedelta:
-    """Return the delay of a reschedule.
-
-    :raises HTTPException: 400: it is too long.
-    """
     try:
         return timedelta(seconds=seconds)
     except OverflowError:
@@ -363,10 +351,7 @@ async def _change(
 async def _check_sender(
     pool: HookPool, user: security.User, connection_id: str, action: str, change: ChangeBody
 ) -> None:
-    """Refuse a change by a user who may edit neither the connection nor each DAG that sent the messages.
-
-    :raises HTTPException: 403.
-    """
+    """Refuse a change by a user who may edit neither the connection nor each DAG that sent the messages."""
     may_change = await run_in_threadpool(security.may_change, connection_id, user)
     if await run_in_threadpool(may_change, None):
         return

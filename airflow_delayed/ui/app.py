@@ -101,12 +101,10 @@ def create(pool: HookPool | None = None) -> FastAPI:
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> dict[str, Any]:
-        """Describe the API to programs."""
         return app.openapi()
 
     @app.api_route("/{path:path}", methods=_METHODS, include_in_schema=False)
     async def nothing(path: str) -> None:
-        """Answer 404 to users who are logged in."""
         raise HTTPException(404, "there is no such page")
 
     answer_errors(app)

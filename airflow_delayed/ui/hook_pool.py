@@ -216,8 +216,6 @@ class _Call:
 
 
 class _ConnectionCalls:
-    """The calls of one connection."""
-
     def __init__(self) -> None:
         self.running: list[_Call] = []
         self.waiting = 0
@@ -280,7 +278,6 @@ class Bulkhead:
                 connection.waiting -= 1
 
     async def _first_of(self, answers: list[Future[Any]], end: float) -> bool:
-        """Return whether there is one of these answers before the end."""
         seconds = max(end - self._monotonic(), 0)
         # the answers stay as they are when this is cancelled: asyncio.wait cancels nothing
         done, _ = await asyncio.wait(
@@ -291,10 +288,7 @@ class Bulkhead:
     def _start(
         self, connection_id: str, connection: _ConnectionCalls, work: Callable[[], Any], end: float, shared: str | None
     ) -> _Call | None:
-        """Return the call to wait for, which is started or shared; None: the limit of calls is reached.
-
-        :raises Busy: the calls before it hang, so it would only hang too.
-        """
+        """Return the call to wait for, which is started or shared; None: the limit of calls is reached."""
         now = self._monotonic()
         for same in connection.running:
             if shared is not None and same.shared == shared:

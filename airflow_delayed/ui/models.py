@@ -113,7 +113,6 @@ class FilterBody(BaseModel):
 
 
 def _criteria(values: dict[str, Any]) -> dict[str, Any]:
-    """Return criteria with the task that stored a message as one of them."""
     sender = {name: values.pop(name) for name in _SENDER if name in values}
     return {**values, "sent_by": SentBy(**sender)} if sender else values
 

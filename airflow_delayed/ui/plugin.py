@@ -65,6 +65,7 @@ class LazyApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
+
         if self._app is None:
             try:
                 self._app = self._create()

@@ -152,11 +152,7 @@ async def verdict(
 def _by_destination(
     lateness: Mapping[str, Sequence[LatenessResponse]], causes: Sequence[Cause]
 ) -> list[DestinationVerdict]:
-    """Return the verdict on each destination with traffic, overdue messages or a cause of its own, the gravest first.
-
-    :param lateness: by store.
-    :param causes: the gravest first.
-    """
+    """Return the verdict on each destination with traffic, overdue messages or a cause of its own, gravest first."""
     found = [
         DestinationVerdict(store_conn_id=store, **one.model_dump()) for store, late in lateness.items() for one in late
     ]
@@ -189,7 +185,6 @@ def _by_destination(
 
 
 def _concerns(cause: Cause, one: DestinationVerdict) -> bool:
-    """Return whether a cause keeps the messages of a destination, which may not be overdue yet."""
     if cause.code in diagnosis.NO_ANSWER:
         return cause.connection_id == one.conn_id
     if cause.connection_id != one.store_conn_id:
@@ -258,7 +253,6 @@ async def merged_causes(
 
 
 def _joined(cause: Cause, follows: Cause) -> Cause:
-    """Return a cause with what follows from it."""
     since = min(filter(None, (cause.since, follows.since)), default=None)
     update = {"what": f"{cause.what} ({follows.why or follows.what})", "since": since}
     return cause.model_copy(update={**update, "deliver_conn_id": follows.deliver_conn_id or cause.deliver_conn_id})
@@ -306,7 +300,6 @@ def known_error(connection: PageConnection, error: Exception, *, details: bool) 
 
 
 async def _reason(connection_id: str, pool: HookPool) -> str:
-    """Return the most frequent reason of a store's failed messages; it may name hosts and users."""
     try:
         (groups, _), _ = await pool.store_figures(connection_id, lambda hook: hook.failures(), name="failures")
     except Exception as error:

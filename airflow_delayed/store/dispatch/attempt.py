@@ -242,13 +242,11 @@ class _Feed:
 
     @property
     def taken(self) -> list[DelayedMessage]:
-        """The messages that the transport took."""
         ids = set(self.ids)
         return [message for message in self._messages[: self._next] if message.message_id in ids]
 
     @property
     def rest(self) -> Sequence[DelayedMessage]:
-        """The messages that the transport has not reached."""
         return self._messages[self._next :]
 
     def __length_hint__(self) -> int:
@@ -279,7 +277,6 @@ class _Feed:
 
 
 def _in_portions(messages: Sequence[DelayedMessage]) -> Iterator[DelayedMessage]:
-    """Yield messages, made in portions."""
     for start in range(0, len(messages), PORTION):
         yield from messages[start : start + PORTION]
 
@@ -291,7 +288,6 @@ def _send(
     now: datetime,
     guard: SendGuard | None,
 ) -> Sequence[DelayedMessage]:
-    """Send once, enter the messages in the result, and return the messages that are still to be sent."""
     feed = _Feed(result, transport, messages, now, guard)
     try:
         transport.send(feed)
@@ -321,7 +317,6 @@ def _send(
 
 
 def _part(result: DeliveryResult, feed: _Feed, error: SendFailed) -> Sequence[DelayedMessage]:
-    """Enter the confirmed and the failed messages in the result, and return the untried ones."""
     named = dict(error.failures)
     cause = error.__cause__
     missing = set(cause.destinations) if isinstance(cause, DestinationMissing) else set()

@@ -235,7 +235,6 @@ def _within(rows: Sequence[dict[str, Any]], most_bytes: int) -> list[dict[str, A
 
 
 def _read_large(connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]]) -> None:
-    """Read the content that the first query omitted, except of rows over the limits."""
     large = {row["Id"]: row for row in rows if row["State"] is None and size_of(row)}
     table = tables.messages
     for some in slices(sorted(large)):
@@ -268,8 +267,6 @@ _TIMESTAMP = TIMESTAMP(timezone=True)
 
 
 class _ClaimForm(NamedTuple):
-    """Which conditions a claim's statement has."""
-
     of_connection: bool
     of_destination: bool
     excludes: bool
@@ -288,7 +285,6 @@ def _form(request: ClaimRequest) -> _ClaimForm:
 
 
 def _values(request: ClaimRequest, now: datetime) -> dict[str, Any]:
-    """Return the parameters of a claim's statement."""
     values: dict[str, Any] = {
         "conn_id": request.deliver_conn_id,
         "due_by": request.due_by,
@@ -359,12 +355,10 @@ def _claim_at_once(tables: Tables, form: _ClaimForm, alone: bool) -> Select[Any]
 
 
 def _claimable(tables: Tables, form: _ClaimForm) -> list[ColumnElement[bool]]:
-    """Return the conditions for due messages without a lease, whose next attempt is due too."""
     return [*_due(tables, form), _not_leased(tables)]
 
 
 def _due(tables: Tables, form: _ClaimForm) -> list[ColumnElement[bool]]:
-    """Return the conditions for due messages whose next attempt is due too."""
     table = tables.messages
     conditions = [
         table.c.DeliverConnId == bindparam("conn_id") if form.of_connection else table.c.DeliverConnId.is_(None),
@@ -392,7 +386,6 @@ def _not_leased(tables: Tables) -> ColumnElement[bool]:
 
 
 def _of_cursor(table: Table, cursor: ClaimCursor) -> list[ColumnElement[bool]]:
-    """Return the conditions for the destinations of a cursor."""
     conditions = [] if cursor.destination is None else [table.c.Destination == cursor.destination]
     return [*conditions, table.c.Destination.not_in(cursor.excluded)] if cursor.excluded else conditions
 

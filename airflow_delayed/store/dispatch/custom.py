@@ -178,7 +178,6 @@ class CustomDispatcher:
         log.info("store %r: %s", self._name, self._counter.report)
 
     def _pass(self) -> None:
-        """Try each due message once."""
         again: list[LeasedMessage] = []
         try:
             while True:
@@ -204,7 +203,6 @@ class CustomDispatcher:
         return [] if leased is None else [leased]
 
     def _deliver_batch(self, batch: Sequence[LeasedMessage]) -> list[LeasedMessage]:
-        """Send a batch, settle it, and return the messages of which a failure is to be counted."""
         guard = _FetchGuard(self._clock, self._monotonic)
         leased = {one.message.message_id: one for one in batch}
         rest = [_row(one) for one in leased.values()]
@@ -233,7 +231,6 @@ class CustomDispatcher:
         guard: SendGuard,
         connection_error: Exception | None,
     ) -> Exception | None:
-        """Send copies of given-up messages, if the connection works, and return its error."""
         destination = self._policy.error_destination
         if not outcome.failed or destination is None:
             return connection_error
@@ -250,11 +247,7 @@ class CustomDispatcher:
         return result.connection_error
 
     def _note(self, error: Exception | None) -> None:
-        """Note whether the connection works, or the error with which it failed.
-
-        :raises _ConnectionLost: it has failed for too long.
-        :raises BreakerTripped: giving up messages has failed too often.
-        """
+        """Note whether the connection works, or the error with which it failed."""
         self._connection_lost = error is not None
         if error is None:
             self._sending.success()
@@ -280,10 +273,7 @@ class CustomDispatcher:
                 raise BreakerTripped(str(self._recovery)) from error
 
     def _try(self, breaker: Breaker, work: Callable[[], _Result]) -> _Result:
-        """Call the store again and again until it succeeds.
-
-        :raises BreakerTripped: it has failed for too long.
-        """
+        """Call the store again and again until it succeeds."""
         while True:
             try:
                 result = work()
@@ -300,7 +290,6 @@ class CustomDispatcher:
 
 
 def _row(leased: LeasedMessage) -> Row:
-    """Return the columns of a message that :func:`decide` and :class:`DispatchCounter` read."""
     return {"Id": leased.message.message_id, "Time": leased.message.due_at, "RetryCount": leased.failures}
 
 
@@ -309,8 +298,6 @@ class _ConnectionLost(Exception):
 
 
 class _FetchGuard:
-    """Lets messages pass until their leases may end."""
-
     def __init__(self, clock: Clock, monotonic: Callable[[], float]) -> None:
         self.now = clock
         self._monotonic = monotonic

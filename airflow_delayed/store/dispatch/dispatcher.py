@@ -254,7 +254,6 @@ class Dispatcher:
         return report
 
     def _count(self, report: DispatchReport) -> list[Future[Any]]:
-        """Add what workers have done that have ended, and return their futures."""
         finished = [worker for worker in self._running if not self._at_work(worker)]
         for worker in finished:
             counted, failures = worker.counter.take()
@@ -439,10 +438,7 @@ class Dispatcher:
         return transport
 
     def _window(self, conn_id: str, transport: Delivery) -> timedelta:
-        """Return how far ahead the messages of a connection are dispatched.
-
-        :raises DelayedError: that is for the transport to say, and it does not.
-        """
+        """Return how far ahead the messages of a connection are dispatched."""
         lookahead = self.policy.lookahead
         horizon = getattr(transport, "horizon", None)
         if horizon is None and lookahead == "auto":

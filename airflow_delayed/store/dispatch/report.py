@@ -65,7 +65,6 @@ class DispatchReport(Counts):
         self.last_due = max(self.last_due or last_due, last_due)
 
     def __str__(self) -> str:
-        """Return the counts as a line of the log, without counts of 0 except ``dispatched``."""
         connections = in_brackets(largest_first(self.by_connection))
         line = f"{self.dispatched:,} messages dispatched{connections}{due_span(self.first_due, self.last_due)}"
         others = {
@@ -128,8 +127,6 @@ KEPT_REASONS = 1000
 
 @dataclass(slots=True)
 class _Failures:
-    """The failures of a destination's messages since one was delivered."""
-
     since: datetime
     #: The next attempt of the last message, or when it was given up.
     last: datetime

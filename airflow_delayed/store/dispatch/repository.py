@@ -285,7 +285,6 @@ class DispatchRepository:
     def _settle_then_claim(
         self, batches: Sequence[ClaimedBatch], turns: ClaimTurns, limit: int
     ) -> tuple[list[ClaimedBatch], ClaimTurns]:
-        """Settle and claim, in this order, in one transaction."""
         began = self.monotonic()
         with self._engine.begin() as connection:
             dialect_of(connection).go_by_indexes(connection)
@@ -444,11 +443,7 @@ class DispatchRepository:
             work(connection, self.now(connection))
 
     def _persist(self, activity: Activity, work: Callable[[], T], failed: Callable[[str], object] | None = None) -> T:
-        """Do the work until it succeeds, with growing pauses, or until its breaker trips.
-
-        :param failed: gets the text of each failure.
-        :raises BreakerTripped: it has failed for too long.
-        """
+        """Do the work until it succeeds, with growing pauses, or until its breaker trips."""
         backoff = Backoff()
         breaker = self._breakers[activity]
         while True:

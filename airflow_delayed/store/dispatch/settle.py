@@ -145,7 +145,6 @@ def write_delivered(
 
 
 def _note_failures(connection: Connection, tables: Tables, outcome: BatchOutcome, now: datetime) -> None:
-    """Count failures, and move failed and expired messages to the table of failed messages."""
     _count_failures(connection, tables, outcome)
     for rows, reason in (([row for row, _ in outcome.failed], FAILED), (outcome.expired, EXPIRED)):
         _move(connection, tables, rows, reason, now)
@@ -178,7 +177,6 @@ class RowsMoved(Exception):
 
 
 def _count_failures(connection: Connection, tables: Tables, outcome: BatchOutcome) -> None:
-    """Count one more failure of messages, with its reason and the time of the next attempt."""
     table = tables.messages
     counted = [
         {
@@ -209,7 +207,6 @@ def _count_failures(connection: Connection, tables: Tables, outcome: BatchOutcom
 
 
 def _move(connection: Connection, tables: Tables, rows: Sequence[Row], reason: str, now: datetime) -> None:
-    """Move messages with their content to the table of failed ones, unless they were moved before."""
     table, failed, dialect = tables.messages, tables.failed, dialect_of(connection)
     names = [column.name for column in table.columns]
     for ids in slices(sorted(row["Id"] for row in rows)):

@@ -123,7 +123,6 @@ def from_oldest(cursor: ClaimCursor) -> ClaimCursor:
 
 
 def _own(main: ClaimCursor, destination: str) -> ClaimCursor:
-    """Return the cursor of one destination."""
     return ClaimCursor(main.deliver_conn_id, main.window, destination, furthest=main.furthest)
 
 

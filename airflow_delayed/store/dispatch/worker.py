@@ -101,7 +101,6 @@ class _LeaseGuard:
         self.now = repository.clock
 
     def hold(self, due_at: datetime) -> None:
-        """Wait until the time of a message has come."""
         if due_at <= self._passes:
             return
         while self.may_send():
@@ -111,7 +110,6 @@ class _LeaseGuard:
             self._repository.sleep((due_at - self._passes).total_seconds())
 
     def may_send(self) -> bool:
-        """Return whether the next message may be sent."""
         if self._repository.stop.is_set():
             return False
         now = self._repository.monotonic()
@@ -126,11 +124,7 @@ class _LeaseGuard:
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """A destination that takes no messages at present.
-
-    :param until: when it is tried again.
-    :param refusals: how often in a row it has refused messages.
-    """
+    """A destination that takes no messages at present."""
 
     until: datetime
     refusals: int
@@ -156,15 +150,12 @@ class _Resting:
         self._missing: dict[str, _Missing] = {}
 
     def until(self) -> dict[str, datetime]:
-        """Return by destination when it is tried again."""
         return {name: rest.until for name, rest in self._rests.items()}
 
     def reasons(self, now: datetime) -> dict[str, str]:
-        """Return why destinations rest at a time."""
         return {name: rest.reason for name, rest in self._rests.items() if rest.until > now}
 
     def forget(self, names: Iterable[str]) -> None:
-        """Let destinations rest no longer."""
         for name in names:
             self._rests.pop(name, None)
 
@@ -181,10 +172,7 @@ class _Resting:
         ]
 
     def note(self, rows: Sequence[Row], result: DeliveryResult, now: datetime) -> None:
-        """Let destinations rest that refused messages, each time longer, until one is confirmed.
-
-        :param rows: of the attempt.
-        """
+        """Let destinations rest that refused messages, each time longer, until one is confirmed."""
         if self._rests or self._missing:
             confirmed = set(result.confirmed)
             for name in {row["Destination"] for row in rows if row["Id"] in confirmed}:
@@ -213,7 +201,6 @@ class _Resting:
 
 
 def _troubles(conn_id: str | None, resting: _Resting, counter: DispatchCounter, now: datetime) -> list[Trouble]:
-    """Return destinations that take no messages or are missing, and others of which all messages fail."""
     found, failing = resting.troubles(conn_id, now), counter.failing(conn_id, now)
     for one in found:
         failing.pop(one.destination or "", None)
@@ -391,7 +378,6 @@ class ConnectionWorker:
             settled, sent, claimed = False, [], self._settle_and_claim([], idle)
 
     def _log_failure(self, error: Exception) -> str:
-        """Log why the connection does not work, once, and return it."""
         reason = explained(error).removeprefix(f"connection {self.conn_id!r}: ")
         if reason != self._logged:
             self._logged = reason
@@ -407,10 +393,7 @@ class ConnectionWorker:
     # -- settling and claiming -----------------------------------------------------------------------------------------
 
     def _settle_and_claim(self, sent: Sequence[ClaimedBatch], idle: Event) -> list[ClaimedBatch]:
-        """Settle the batches that were sent, and claim the next, in one transaction unless the claim has to wait.
-
-        :param idle: set while the thread that sends has nothing to do.
-        """
+        """Settle the batches that were sent, and claim the next, in one transaction unless the claim has to wait."""
         waits = (self._ahead and self._caught_up is not None) or self._repository.rate.limits
         if waits or self._repository.pauses.known:
             # a claim may have to wait, or pass over many paused messages, and settling does not wait with it
@@ -451,7 +434,6 @@ class ConnectionWorker:
     # -- sending -------------------------------------------------------------------------------------------------------
 
     def _send(self, batches: Sequence[ClaimedBatch]) -> Exception | None:
-        """Send batches, note the outcome of each, and return the connection's error if there was one."""
         if not batches:
             return None
         repository = self._repository
@@ -487,11 +469,9 @@ class ConnectionWorker:
         return error
 
     def _with_rests(self) -> ClaimTurns:
-        """Return the turns without destinations that rest."""
         return replace(self.turns, resting=self._resting.until())
 
     def _adapt(self, took: float) -> None:
-        """Send more at a time if the last send was fast, and less if it took too long."""
         least = self._policy.batch_size
         if took > SEND_SECONDS:
             size = self._send_size // 2
@@ -522,7 +502,6 @@ class ConnectionWorker:
     def _dead_letter(
         self, outcome: BatchOutcome, error_destination: str, guard: SendGuard, error: Exception | None
     ) -> Exception | None:
-        """Send copies of given-up messages, if the connection works, and return its error."""
         result = DeliveryResult(connection_error=error)
         if error is None:
             now = self._repository.clock()
