@@ -55,7 +55,6 @@ def next_sleep(failures: int, *, first: float, longest: float, chance: Callable[
 
     Without chance, all clients that failed together would try again together, every time.
 
-    :param failures: 1 or more.
     :param chance: returns a number from 0 to less than 1.
     """
     full: float = min(longest, first * 2 ** max(0, min(failures - 1, _DOUBLINGS)))
@@ -89,10 +88,7 @@ class Shift(Enum):
 
 
 def zone(name: str) -> ZoneInfo:
-    """Return a time zone by its IANA name.
-
-    :raises InputError: there is none of that name.
-    """
+    """Return a time zone by its IANA name."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):

@@ -55,10 +55,7 @@ CLEAR_DELETES_STATE = _VERSION >= (1, 4)
 
 
 class NeedsAirflow(ValueError):
-    """A feature needs a later Airflow.
-
-    :param why: the reason, and the remedy.
-    """
+    """A feature needs a later Airflow."""
 
     def __init__(self, what: str, version: str, why: str) -> None:
         super().__init__(f"{what} needs Airflow {version} or later, {why}")

@@ -36,9 +36,6 @@ def passed(**parameters: object) -> dict[str, Any]:
 
 
 def one_of(**parameters: object) -> None:
-    """Check that one of two parameters was given, the other is None.
-
-    :raises ValueError: both were, or neither.
-    """
+    """Check that one of two parameters was given, the other is None."""
     if list(parameters.values()).count(None) != 1:
         raise ValueError(f"give {'= or '.join(parameters)}=, and not both")

@@ -44,12 +44,8 @@ class BatchBounds:
 
     Lengths are bytes in UTF-8, but for the tag's; no length may be below the true one.
 
-    :param destinations: all of them.
-    :param header_names: all of them.
-    :param longest_value: of a header.
     :param most_headers: the largest number of headers of one message.
     :param longest_tag: in characters; 0 if there are none.
-    :param null_in_tag: a tag has a null character.
     """
 
     destinations: Collection[str]
@@ -271,7 +267,6 @@ def type_of(conn_id: str) -> str | None:
 def check_type(conn_id: str, conn_type: str | None, own: str) -> None:
     """Check that no other transport serves a connection's type.
 
-    :param own: a type that this transport serves.
     :raises WrongTransport: another one does.
     """
     target = BUILT_IN[own]

@@ -134,10 +134,7 @@ T = TypeVar("T")
 
 
 def merged(found: Iterable[tuple[str, F]], join: Callable[[F, F], F]) -> list[tuple[str, F]]:
-    """Return findings by connection, the gravest and causes first, without the findings that follow from another.
-
-    :param join: returns a cause with what follows from it.
-    """
+    """Return findings by connection, the gravest and causes first, without the findings that follow from another."""
     kept: list[tuple[str, F]] = []
     follows: list[tuple[str, F]] = []
     everything = list(found)
@@ -166,7 +163,6 @@ def _follows(conn_id: str, finding: Described, other_conn_id: str, other: Descri
 def no_answer(conn_id: str, text: str, *, away: bool, silent: bool = False) -> Finding:
     """Return the finding for a connection that gives no answer.
 
-    :param text: its error.
     :param away: its server refuses or cannot be reached; else the connection could not be examined.
     :param silent: the server takes connections and does not answer; also if its error says so.
     """
@@ -195,10 +191,7 @@ def one_of_each(found: Iterable[Finding]) -> list[Finding]:
 
 
 def frequent_reason(failures: Iterable[tuple[str | None, int]]) -> str:
-    """Return what to add to the finding of failed messages: the reason of most of them, which not everybody may read.
-
-    :param failures: reasons, and how many messages failed for each.
-    """
+    """Return what to add to the finding of failed messages: the reason of most of them, which not all may read."""
     counts = Counter[str]()
     for reason, many in failures:
         counts.update({reason: many} if reason else {})
@@ -216,10 +209,7 @@ def unroutable(queue: str, messages: int) -> Finding:
 
 
 def stuck(resource: str, messages: int, *, has_members: bool = False) -> Finding:
-    """Return the finding for messages of delay levels that dead-lettering could not pass on.
-
-    :param has_members: the queue has members on several nodes.
-    """
+    """Return the finding for messages of delay levels that dead-lettering could not pass on."""
     return Finding(
         state=State.WARNING,
         resource=resource,
@@ -238,7 +228,6 @@ def last_dags(
     Whoever may write the table of dispatchers can name any DAG there: a DAG counts only if a task of it dispatches.
 
     :param runs: the one seen last first.
-    :param may_read: whether the user may read a DAG.
     :param hidden: stands for a DAG that the user may not read.
     """
     from airflow.models.dag import DagModel
@@ -296,7 +285,6 @@ def with_paused(
     :param dags: what :func:`last_dags` has returned.
     :param lateness: of the store's destinations at the time ``at``.
     :param next_due: by connection, the next message that is not overdue.
-    :param made: makes a finding like the others.
     """
     found: dict[str | None, F] = {}
     for conn_id, (dag_id, is_paused) in dags.items():

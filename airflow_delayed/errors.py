@@ -22,10 +22,7 @@ def one_line(text: str) -> str:
 
 
 def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
-    """Check that an argument has one of its few values.
-
-    :raises ValueError: it has another.
-    """
+    """Check that an argument has one of its few values."""
     if value not in (known := tuple(choices)):
         raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, known))}")
 
@@ -72,10 +69,7 @@ class MissingExtra(DelayedError, ImportError):
 
 
 def require(what: str, extra: str, library: str) -> None:
-    """Check that the library of an extra is installed, without importing it.
-
-    :raises MissingExtra: it is not.
-    """
+    """Check that the library of an extra is installed, without importing it."""
     if find_spec(library) is None:
         raise MissingExtra(what, library, extra)
 
@@ -118,14 +112,7 @@ class LimitExceeded(InvalidMessage):
 
 
 class NaiveTime(InvalidMessage):
-    """A time without a time zone, which would be a guess.
-
-    :func:`airflow_delayed.message.utc` refuses it for messages and parameters, ``RowReader`` in
-    :mod:`airflow_delayed.intake.rows` for rows, and :func:`airflow_delayed.identity.key_id` for the values of
-    ``id_columns=``. A whole column without a zone is refused as :class:`UnsupportedColumns`: of Parquet by
-    :func:`airflow_delayed.intake.parquet.check_schema`, of a DataFrame by
-    :func:`airflow_delayed.spark.sink.check_columns`.
-    """
+    """A time without a time zone, which would be a guess."""
 
     def __init__(self, column: str, value: object) -> None:
         super().__init__(column, f"{value} has no time zone; give it an offset, or set timezone=")
@@ -150,11 +137,7 @@ class SpoolError(DelayedError):
 
 
 class UnsupportedColumns(InputError):
-    """A source lacks columns that are needed, or has unknown ones.
-
-    The texts are written where the columns are checked: names in :class:`airflow_delayed.intake.columns.ColumnRules`,
-    types in :func:`airflow_delayed.intake.parquet.check_schema` and :func:`airflow_delayed.spark.sink.check_columns`.
-    """
+    """A source lacks columns that are needed, or has unknown ones."""
 
 
 class MessageConflict(InputError):

@@ -61,18 +61,12 @@ def table(
 
 
 def rabbitmq_queue(host: str, virtual_host: str, queue: str) -> Dataset:
-    """Name a queue of RabbitMQ; a virtual host other than ``/`` stands before its name.
-
-    :param host: the first host of the connection, with its port.
-    """
+    """Name a queue of RabbitMQ; a virtual host other than ``/`` stands before its name."""
     return Dataset(f"amqp://{host}", queue if virtual_host == "/" else f"{virtual_host}/{queue}")
 
 
 def sqs_queue(partition: str, region: str, url: str) -> Dataset:
-    """Name a queue of SQS, so that namespace, colon and name are its ARN.
-
-    :param url: the queue's, which ends in the account and its name.
-    """
+    """Name a queue of SQS, so that namespace, colon and name are its ARN."""
     account, name = urlsplit(url).path.rsplit("/", 2)[-2:]
     return Dataset(f"arn:{partition}:sqs:{region}:{account}", name)
 

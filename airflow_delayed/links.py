@@ -36,9 +36,6 @@ def page_link(
     """Return the page's address in Airflow's UI: a path without a host, so that it is right behind any proxy.
 
     A parameter that is None is left out, and so is the ``map_index`` of a task that is not mapped, which is below 0.
-
-    :param base_url: Airflow's ``[api] base_url``.
-    :param store: the connection of the store that is shown.
     """
     wanted = {
         "store": store,

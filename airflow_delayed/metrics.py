@@ -141,10 +141,7 @@ def _keeps_tags() -> bool:
 
 
 def tell_gauges(store: DelayStore, *, quick: bool = False) -> None:
-    """Report a store's gauges, if metrics are switched on.
-
-    :param quick: only the gauges whose cost does not grow with the due messages.
-    """
+    """Report a store's gauges, if metrics are switched on."""
     if not wanted():
         return
     try:

@@ -379,12 +379,7 @@ class Checkpoint(Counts):
         return self.sent + self.stored + self.replaced
 
     def after(self, rows: int, sent: SendReport, stored: SendReport) -> Checkpoint:
-        """Return the checkpoint of a later row.
-
-        :param rows: how many rows are confirmed now.
-        :param sent: what went to the transport since this checkpoint.
-        :param stored: what went into the store since.
-        """
+        """Return the checkpoint of a later row."""
         return Checkpoint(
             fingerprint=self.fingerprint,
             rows=rows,

@@ -89,10 +89,7 @@ class Route:
         return self.delivery.fits(bounds, now)
 
     def check(self, message: DelayedMessage, now: datetime) -> None:
-        """Check a message against the limits of the store and the transport on its way.
-
-        :raises LimitExceeded: it is beyond one of them.
-        """
+        """Check a message against the limits of the store and the transport on its way."""
         if self.holds(message, now):
             assert self.store is not None
             self.store.check(message, now)
@@ -143,11 +140,7 @@ class Route:
         return [replace(message, trace=linked if message.due_at > now else self.trace) for message in messages]
 
     def outputs(self, counts: Mapping[str, int], *, stored: bool) -> list[Dataset]:
-        """Return OpenLineage's names of the store's table, if it took any, and of the destinations with most messages.
-
-        :param counts: messages by destination.
-        :param stored: the store took some.
-        """
+        """Return OpenLineage's names of the store's table, if it took any, and of the main destinations."""
         table = self.store.own_dataset() if stored and self.store is not None else None
         names = [table, *(self.delivery.dataset(name) for name, _ in Counter(counts).most_common(MOST_DATASETS))]
         return [name for name in names if name is not None]

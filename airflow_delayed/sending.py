@@ -91,10 +91,7 @@ class PreflightReport:
             self.places.append((number, batch.origin, batch.first_row))
 
     def note(self, message: DelayedMessage, route: Route, horizon: timedelta, now: datetime) -> None:
-        """Count a message that is within all limits and is sent or stored.
-
-        :param horizon: how far the transport itself delays cheaply.
-        """
+        """Count a message that is within all limits and is sent or stored."""
         if route.holds(message, now):
             self.stored.add(message)
         else:
@@ -110,10 +107,7 @@ class PreflightReport:
             self.first_ids.append(message.message_id)
 
     def note_all(self, checked: ColumnarRows, route: Route, horizon: timedelta, now: datetime) -> None:
-        """Count messages that are within all limits and not past due.
-
-        :param horizon: see :meth:`note`.
-        """
+        """Count messages that are within all limits and not past due."""
         self.good += checked.size
         direct, stored = checked.due_counts().split(route.stored_from(now))
         for counts, report in ((direct, self.direct), (stored, self.stored)):
@@ -130,10 +124,7 @@ class PreflightReport:
             self.first_ids += checked.first(MOST_IDS + 1 - len(self.first_ids)).message_ids()
 
     def judge(self, *, invalid_rows_fail: bool, stale_rows_fail: bool, max_past: timedelta, began: datetime) -> None:
-        """Raise an error if something is wrong, so that nothing is sent.
-
-        :raises InputError: rows that break a rule, that clash with each other or with the store, or that are stale.
-        """
+        """Raise an error if something is wrong, so that nothing is sent."""
         if self.problem_count and invalid_rows_fail:
             raise InputError(
                 f"{self.problem_count:,} of {self.rows:,} rows cannot be sent, so nothing was sent:"
@@ -221,12 +212,8 @@ def fingerprint(*parts: bytes) -> str:
 class Sending:
     """One send: its source, its rules, its route.
 
-    :param wanted: rules for the source's columns.
-    :param reader: makes a reader, with the rules for rows, for each pass.
     :param past_due: "fail", "send" or "skip" messages due more than ``max_past`` before ``began``.
     :param began: when the first try of this send began.
-    :param clock: the present.
-    :param log: takes progress; never a body or a header's value.
     :param way: a digest of the connections and options of the send.
     :param stopped: whether the task has been ended; called before each batch of rows and each block of messages.
     :param asks: ask the store in the first pass for ids that it has with other content.
@@ -434,7 +421,6 @@ class Sending:
         A message that the transport refuses for good is left out, so that the others are sent. ``sent`` and ``stored``
         count the messages that were confirmed, also after an error; ``earlier`` those of earlier tries.
 
-        :param dry_run: count the messages, and send none.
         :param checkpoints: keeps a checkpoint after every 2500 messages. Without it all is sent.
         :param reject: takes the rows that the transport refuses for good; without it they are an error at the end.
         :raises SendFailed: some messages were not confirmed.

@@ -45,10 +45,7 @@ def in_thread(work: Callable[[], T], name: str = "delayed-store", *, daemon: boo
 
 
 class Ticker:
-    """Does work again and again in a thread.
-
-    :param every: the seconds before each call, the first one too.
-    """
+    """Does work again and again in a thread."""
 
     def __init__(self, name: str, every: float, work: Callable[[], object]) -> None:
         self._every = every
@@ -61,10 +58,7 @@ class Ticker:
         self._stop.set()
 
     def close(self, seconds: float | None = None) -> None:
-        """End the thread, and wait for it.
-
-        :param seconds: wait no longer for work that is being done; None: wait for its end.
-        """
+        """End the thread, and wait for it."""
         self.stop()
         self._thread.join(seconds)
 

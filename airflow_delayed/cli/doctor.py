@@ -105,7 +105,6 @@ def examine(wanted: Mapping[str, Sequence[str]], seconds: float) -> dict[str, Ex
 
     The destinations of what waits in a store, or has failed, are verified too, over the connections that deliver it.
 
-    :param wanted: destinations to verify by connection.
     :param seconds: for all connections; and as long again for those that stores deliver through.
     """
     alone = len(wanted) == 1

@@ -157,9 +157,7 @@ class UnusableConnection(DelayedError):
 class ConnectionLoop:
     """Dispatches the messages of one connection in a thread, until it is stopped.
 
-    :param make_store: returns a hook of the store; each try has its own.
     :param rate: limits the messages a second, of all connections together; None: the policy's is of this one alone.
-    :param ended: called at the end of the thread.
     """
 
     def __init__(
@@ -265,10 +263,7 @@ class ConnectionLoop:
 
 
 class DispatchService:
-    """Dispatches through several connections until SIGTERM or SIGINT, and answers probes.
-
-    :param make_store: returns a hook of the store.
-    """
+    """Dispatches through several connections until SIGTERM or SIGINT, and answers probes."""
 
     def __init__(
         self, make_store: Callable[[], DelayedStoreHook], deliver_conn_ids: Sequence[str], policy: DispatchPolicy
@@ -293,7 +288,6 @@ class DispatchService:
         If it had not, threads are still at work, and the process has to be ended without waiting for them. Call it in
         the main thread, which alone gets signals.
 
-        :param port: of the probes; 0 takes any free port.
         :raises OSError: the port is in use, or may not be used.
         """
         answers = {"/live": self.live, "/ready": self.ready}

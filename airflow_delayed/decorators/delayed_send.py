@@ -30,7 +30,6 @@ _CONTENT = ("messages", "source", "value", "message_id")
 class FunctionSource(TemplatedSource):
     """The messages of a function, which runs once in a try.
 
-    :param name: of the function.
     :param call: runs it; None until its task does.
     """
 

@@ -48,10 +48,7 @@ class SelectsMessages(KeepsTexts):
     selected: list[str]
 
     def select(self, **parameters: object) -> None:
-        """Keep the parameters as attributes.
-
-        :raises ValueError: ids and a criterion were passed.
-        """
+        """Keep the parameters as attributes."""
         self.selected = [name for name, value in parameters.items() if value is not UNSET]
         for name, value in parameters.items():
             setattr(self, name, None if value is UNSET else value)

@@ -119,10 +119,7 @@ class CustomStoreDispatchOperator(BaseOperator):
 
 
 def load(store: str) -> DelayedMessageStore:
-    """Make the store with the path ``package.module:name``.
-
-    :raises ValueError: the path cannot be imported.
-    """
+    """Make the store with the path ``package.module:name``."""
     module, _, name = store.partition(":")
     try:
         make = getattr(import_module(module), name)

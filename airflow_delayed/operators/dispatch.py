@@ -229,10 +229,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         """Return the counts of the trigger, or fail as it did; go on if it had not ended.
 
         :param until: "empty", or ISO 8601 text. (``dag.test()`` passes the event alone.)
-        :param summary: the counts before the trigger began.
-        :param failures: the messages that failed before, with their reasons.
         :param began: when the run's first try began, ISO 8601 text.
-        :param event: the trigger's event; None: Airflow resumed the task without one.
         :raises AirflowFailException: messages are in the table of failed messages.
         :raises AirflowException: a connection or the store could not be used.
         """
@@ -329,7 +326,6 @@ def until_next_run(timetable: Any, after: datetime) -> timedelta | None:
     It is known for a fixed timedelta, for a cron expression, and for "@continuous": there the next run begins at the
     end of this one.
 
-    :param timetable: of a DAG, as its author writes it.
     :param after: when the run was due, aware.
     """
     if type(timetable).__name__ == "ContinuousTimetable":

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
 
 def log_preflight(log: Log, conn_id: str, source: str, found: PreflightReport, past_due: str) -> None:
-    """Log the counts of the first pass over all rows.
-
-    :param past_due: what happens to the rows that are past due; with "fail" there are none.
-    """
+    """Log the counts of the first pass over all rows."""
     stale = f"{found.past_due:,} past due"
     if found.past_due:
         stale += ", which are skipped" if past_due == "skip" else ", which are sent at once"
@@ -50,11 +47,7 @@ def log_preflight(log: Log, conn_id: str, source: str, found: PreflightReport, p
 
 
 def report_empty(log: Log, on_empty: str, rows: int) -> None:
-    """Report that there is nothing to send: as a warning, an error or a skipped task.
-
-    :raises InputError: that is an error.
-    :raises AirflowSkipException: that skips the task.
-    """
+    """Report that there is nothing to send: as a warning, an error or a skipped task."""
     text = f"there is nothing to send: {rows:,} rows were read"
     if on_empty == "fail":
         raise InputError(f"{text}; if that may be, pass on_empty='warn' or 'skip'")
@@ -64,10 +57,7 @@ def report_empty(log: Log, on_empty: str, rows: int) -> None:
 
 
 def missing_tables(route: Route) -> TopologyError | None:
-    """Return the error of a store that lacks its tables, to be raised with all else that is missing; None: it is ready.
-
-    :raises TransportUnavailable: the database cannot be reached.
-    """
+    """Return the error of a store that lacks its tables, for the caller to raise; None: it is ready."""
     try:
         if route.store is not None:
             route.store.known(())
@@ -113,7 +103,6 @@ def require_ready(reports: Mapping[str, TopologyReport]) -> None:
     A finding that only blocks messages for a while is no error, such as a destination that is full, or a store without
     a dispatcher: :func:`log_warnings` warns of it.
 
-    :param reports: by connection.
     :raises DestinationMissing: a destination does not exist.
     :raises TopologyError: the transport, or the store, lacks what it needs.
     """

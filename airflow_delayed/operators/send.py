@@ -426,10 +426,7 @@ def _spool_of(context: Context, log: Log, *, retries: int) -> Iterator[Spool]:
 
 
 def check_total(messages: int) -> None:
-    """Check how many messages a run may send.
-
-    :raises InputError: there are more than ``[delayed] max_messages_per_run``.
-    """
+    """Check how many messages a run may send."""
     if 0 < (most := config.max_messages_per_run()) < messages:
         raise InputError(
             f"{messages:,} messages are more than the {most:,} that [delayed] max_messages_per_run allows, so nothing"

@@ -198,18 +198,12 @@ class CommonArguments:
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> Self:
-        """Return the parameters among an operator's attributes, as a DAG's author wrote them.
-
-        :raises ValueError: an argument is missing or wrong, or contradicts another.
-        """
+        """Return the parameters among an operator's attributes, as a DAG's author wrote them."""
         return cls(**{field.name: attributes[field.name] for field in fields(cls)})
 
     @classmethod
     def rendered(cls, attributes: Mapping[str, Any]) -> Self:
-        """Return the parameters among an operator's attributes, as their templates were rendered.
-
-        :raises InputError: a template rendered to something that cannot be.
-        """
+        """Return the parameters among an operator's attributes, as their templates were rendered."""
         # another task may return a path object
         attributes = {**attributes, **{name: path_text(attributes[name]) for name in cls.paths}}
         columns = attributes["id_columns"]
@@ -240,7 +234,6 @@ class CommonArguments:
     def route(self, context: Context, closing: ExitStack, log: Log) -> Route:
         """Return the route: the transport that delivers, and the store in front of it.
 
-        :param closing: closes the route's connections.
         :raises InputError: arguments, as they were rendered, do not go together.
         """
         options: dict[str, Any] = {"envelope": self.envelope} if self.envelope else {}
@@ -275,18 +268,12 @@ class CommonArguments:
         return route
 
     def anchor(self, context: Context) -> datetime | None:
-        """Return the start of relative delays that ``delay_from=`` names: "run", or a time.
-
-        :raises InvalidMessage: it is neither.
-        """
+        """Return the start of relative delays that ``delay_from=`` names: "run", or a time."""
         start = context["dag_run"].run_after if self.delay_from == "run" else self.delay_from
         return moment_of("delay_from", start, self.timezone)
 
     def header_texts(self) -> dict[str, str]:
-        """Return the headers for all messages.
-
-        :raises InvalidMessage: they are no texts.
-        """
+        """Return the headers for all messages."""
         headers = {} if self.headers is None else self.headers
         if isinstance(headers, Mapping) and all(isinstance(text, str) for pair in headers.items() for text in pair):
             return dict(headers)
@@ -299,10 +286,7 @@ class CommonArguments:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SendArguments(CommonArguments):
-    """The parameters of DelayedSendOperator, see there.
-
-    :raises ValueError: an argument is missing or wrong, or contradicts another.
-    """
+    """The parameters of DelayedSendOperator, see there."""
 
     texts: ClassVar[tuple[str, ...]] = (*CommonArguments.texts, "message_id", "source", "rejects")
     paths: ClassVar[tuple[str, ...]] = ("source", "rejects")
@@ -395,7 +379,6 @@ class SendArguments(CommonArguments):
     def rows(self, content: Callable[[str], Any], spool: Spool) -> Source:
         """Return the rows of ``source``, ``messages`` or ``value``.
 
-        :param content: renders ``messages`` or ``value``.
         :param spool: takes rows that cannot be read twice.
         :raises SourceError: they are not there, or no rows.
         """
@@ -415,10 +398,7 @@ class SendArguments(CommonArguments):
         return ListSource([{"value": content("value")}], "parameters")
 
     def rejects_file(self, context: Context) -> Rejects:
-        """Return the file of ``rejects``; a map index and the iteration of a task loop come before its ending.
-
-        :raises InputError: it lies in the source, or holds something else.
-        """
+        """Return the file of ``rejects``; a map index and the iteration of a task loop come before its ending."""
         assert self.rejects is not None
         fs, path = file_system(self.rejects)
         folder = self.source.folder if isinstance(self.source, TemplatedSource) else self.source
@@ -436,10 +416,7 @@ class SendArguments(CommonArguments):
 
 
 def hold_over_of(hold_over: timedelta | str | None, *, until_due: bool) -> timedelta | str:
-    """Return how long before its due time a message goes to the transport at once, by default as configured.
-
-    :param until_due: by default never.
-    """
+    """Return how long before its due time a message goes to the transport at once, by default as configured."""
     if hold_over is not None:
         return hold_over
     return timedelta(0) if until_due else config.hold_over()
@@ -479,7 +456,6 @@ def origin_of(context: Context) -> Origin:
 def moment_of(column: str, value: datetime | str | None, timezone: str | None) -> datetime | None:
     """Return a parameter that is a time.
 
-    :param timezone: the IANA name of the zone of times without an offset.
     :raises InvalidMessage: it is no time, or has neither an offset nor a zone.
     """
     if value is None:

@@ -52,10 +52,7 @@ _PARAMETER = re.compile(
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SparkArguments(CommonArguments):
-    """The parameters of DelayedSparkSendOperator, see there.
-
-    :raises ValueError: an argument is missing or wrong, or contradicts another.
-    """
+    """The parameters of DelayedSparkSendOperator, see there."""
 
     choices: ClassVar[Mapping[str, tuple[str | None, ...]]] = {
         **CommonArguments.choices,
@@ -95,7 +92,6 @@ class SparkArguments(CommonArguments):
     ) -> list[str]:
         """Return the job's command line.
 
-        :param began: when the task's first try began.
         :param files: names of files that Spark distributes, by the option that takes them.
         :raises InvalidMessage: ``delay`` is none, or ``delay_from`` is no time.
         """

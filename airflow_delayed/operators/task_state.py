@@ -84,7 +84,6 @@ def load_first_try(
 ) -> FirstTry:
     """Return when the first try began; the first call notes it, and keeps the anchor in the log and an XCom.
 
-    :param retries: of the task, as its DAG has them now.
     :param new_ids: a cleared task is another send.
     :param keep: False writes nothing, for a dry run.
     :param store: the store of the messages, if there is one; used where the state was deleted, if it keeps anchors.
@@ -210,7 +209,6 @@ class TaskCheckpoints:
     cannot be kept, which is logged once.
 
     :param new_ids: a cleared task is another send, with a checkpoint of its own.
-    :param log: takes lines for the user.
     """
 
     def __init__(self, context: Context, log: Log, *, new_ids: bool = False) -> None:
@@ -244,18 +242,12 @@ class TaskCheckpoints:
 
 
 def first_dispatch(context: Context, now: datetime) -> tuple[datetime, bool]:
-    """Return when the first try of a dispatching task began, and whether this is a later one.
-
-    :param now: by the store's clock.
-    """
+    """Return when the first try of a dispatching task began, and whether this is a later one."""
     return _first_of_turn(context, now, _DISPATCH)
 
 
 def first_change(context: Context, now: datetime) -> datetime:
-    """Return when the first try of a task that changes messages began; before Airflow 3.3, when this one did.
-
-    :param now: by the store's clock.
-    """
+    """Return when the first try of a task that changes messages began; before Airflow 3.3, when this one did."""
     return _first_of_turn(context, now, _CHANGE)[0]
 
 

@@ -168,7 +168,6 @@ def is_store(connection: Connection) -> bool:
 def route_of(settings: Settings, *, clock: Clock, find: Callable[..., Connection] = find) -> Route:
     """Return the transport that delivers, and the store in front of it; nothing is connected yet.
 
-    :param find: returns a connection by its name.
     :raises ConnectionNotFound: a connection is not known on this machine.
     :raises InputError: options do not go together with the types of the connections.
     """

@@ -68,7 +68,6 @@ class Settings:
 def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
     """Read the options.
 
-    :param now: the present, which the anchor is by default.
     :raises InputError: one is unknown, missing or cannot be; or two contradict each other.
     """
     given = {name: value for name, value in options.items() if value is not None and value.strip()}
@@ -253,10 +252,7 @@ def _origin(text: str) -> Origin:
 
 
 def headers_of(text: str) -> Mapping[str, str]:
-    """Return headers from a JSON object.
-
-    :raises ValueError: it is none; its content is not shown.
-    """
+    """Return headers from a JSON object."""
     try:
         headers: Any = json.loads(text)
     except ValueError:
@@ -269,7 +265,6 @@ def headers_of(text: str) -> Mapping[str, str]:
 def check_type(settings: Settings, conn_type: str, *, holds: bool) -> None:
     """Check the options against the type of the connection that delivers.
 
-    :param holds: it is a store itself.
     :raises InputError: they do not go together.
     """
     if holds and settings.store is not None:

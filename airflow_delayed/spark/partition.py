@@ -47,10 +47,7 @@ class PartitionFailed(DelayedError):
 class PartitionSend:
     """Sends the rows of one partition.
 
-    :param place: the partition's name in log lines and errors.
     :param route: None only counts, for a dry run.
-    :param progress: called with the counts after each batch.
-    :param monotonic: seconds, for the rate of progress.
     """
 
     def __init__(
@@ -207,7 +204,6 @@ def slot(
 class PartitionCommit(WriterCommitMessage):
     """The counts of a successful attempt.
 
-    :param name: of the attempt, unlike that of any other.
     :param earlier: how many attempts at this partition came before.
     """
 

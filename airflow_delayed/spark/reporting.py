@@ -85,10 +85,7 @@ EVERY = 10.0
 
 
 class AttemptFile:
-    """The file of one attempt.
-
-    :param name: of the attempt, unlike that of any other.
-    """
+    """The file of one attempt."""
 
     def __init__(self, folder: SharedFolder, name: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._file = folder.child(f"{name}.json")
@@ -236,8 +233,6 @@ def manifest_of(
     ``version``, ``anchor``, ``partitions``, how many of them were ``repeated``, ``summary``, ``destinations`` (and
     ``other_destinations``); ``other_attempts`` with the number of failed attempts, their counts of sent and stored
     messages, and whether these are ``exact``; None where no folder was shared.
-
-    :param done: of each partition how many attempts came before the successful one, and its counts.
     """
     counts, anchor = total(one for _, one in done), settings.rules.anchor
     summary = counts.summary()
@@ -262,10 +257,7 @@ def manifest_of(
 
 
 def check_manifest(given: Any, place: str) -> Mapping[str, Any]:
-    """Return a manifest that was read.
-
-    :raises SourceError: it is none, or of another release.
-    """
+    """Return a manifest that was read."""
     if not isinstance(given, dict) or given.get("version") != VERSION or not isinstance(given.get("summary"), dict):
         raise SourceError(
             f"{place} is no manifest of this release: Spark's machines and Airflow's need the same release of"
@@ -305,10 +297,7 @@ class SharedFolder:
         return open(path, "xb") if isinstance(self._fs, LocalFileSystem) else self._fs.open_output_stream(path)
 
     def read(self) -> Any:
-        """Read a file of JSON.
-
-        :raises OSError: it is not there.
-        """
+        """Read a file of JSON."""
         with self._fs.open_input_stream(self._path) as stream:
             return json.loads(stream.read())
 

@@ -79,10 +79,7 @@ class DelayedDataSource(DataSource):
         return "delayed"
 
     def writer(self, schema: StructType, overwrite: bool) -> DelayedWriter:
-        """Check columns and options.
-
-        :raises InputError: one of them is wrong.
-        """
+        """Check columns and options."""
         if overwrite:
             raise InputError("what was sent cannot be overwritten; use mode('append')")
         from airflow_delayed.spark.connections import ConnectionNotFound, route_of

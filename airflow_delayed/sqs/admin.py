@@ -107,10 +107,7 @@ class QueueAdmin:
         return min(sizes, default=MAX_BYTES)
 
     def destination(self, destination: str) -> ExistingQueue:
-        """Return a destination with its settings and counts.
-
-        :raises TopologyError: it does not exist.
-        """
+        """Return a destination with its settings and counts."""
         if there := self.look(destination):
             return there
         raise self.urls.missing(destination)
@@ -129,10 +126,7 @@ class QueueAdmin:
         return None if attributes is None else ExistingQueue(name, url, attributes)
 
     def depths(self, destination: str) -> QueueDepths:
-        """Return the counts of a destination, its delay queue and its dead-letter queue.
-
-        :raises TopologyError: the destination does not exist.
-        """
+        """Return the counts of a destination, its delay queue and its dead-letter queue."""
         there = self.destination(destination)
         return _depths(there, self._dead_letter_queue(there), self.look(destination, True))
 
@@ -156,7 +150,6 @@ class QueueAdmin:
     ) -> list[Finding]:
         """Compare queues, and create and repair them as far as ``mode`` allows.
 
-        :param far: delay queues too.
         :raises LimitExceeded: a destination is a FIFO queue.
         """
         names = list(dict.fromkeys(destinations))

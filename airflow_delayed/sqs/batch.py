@@ -164,7 +164,6 @@ class _OpenBatch:
 class MessageSender:
     """Sends a stream of messages: to their destinations up to 900 s, beyond through the delay queues.
 
-    :param clock: the present, read just before each request to compute the delays in it.
     :param largest: returns the bytes of the largest message that passes through a destination's delay queue; called
         after the delay queue was located.
     """
@@ -196,14 +195,7 @@ class MessageSender:
         self._refusing: dict[str, str] = {}
 
     def send(self, messages: Iterable[DelayedMessage]) -> SendReport:
-        """Send all messages, in batches of their queue, and return when all are confirmed.
-
-        :raises LimitExceeded: SQS would refuse a message. Nothing was sent.
-        :raises DestinationMissing: a destination's queue does not exist. Nothing was sent.
-        :raises TopologyError: a delay queue does not exist. Nothing was sent.
-        :raises SendFailed: some were not confirmed, after several tries; or one of the above, after others were sent.
-        :raises TransportUnavailable: SQS cannot be reached or refuses the connection. Others may have been sent.
-        """
+        """Send all messages, in batches of their queue, and return when all are confirmed."""
         for message in messages:
             try:
                 self._put(message)

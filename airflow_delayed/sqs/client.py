@@ -111,10 +111,7 @@ class QueueUrls:
     _urls: dict[tuple[str, bool], str] = field(default_factory=dict)
 
     def name(self, destination: str, fifo: bool = False) -> str:
-        """Return a queue's name in SQS.
-
-        :raises LimitExceeded: it has more than 80 characters.
-        """
+        """Return a queue's name in SQS."""
         return (queues.delay_queue_name if fifo else queues.queue_name)(destination, self.prefix)
 
     def url(self, destination: str, fifo: bool = False) -> str | None:
@@ -154,10 +151,7 @@ class QueueUrls:
         )
 
     def existing(self, destination: str, fifo: bool = False) -> str:
-        """Return a queue's URL.
-
-        :raises TopologyError: there is no such queue.
-        """
+        """Return a queue's URL."""
         url = self.url(destination, fifo)
         if url is None:
             raise self.missing(destination, fifo)

@@ -106,7 +106,6 @@ class CyclingHook(Protocol):
 def end_of(until: datetime | timedelta | str, began: datetime) -> datetime | None:
     """Return when to end, or None for "empty".
 
-    :param began: what a timedelta counts from.
     :raises ValueError: it is neither "empty", nor an aware time, ISO 8601 text with an offset, or a timedelta that is
         not negative.
     """
@@ -132,9 +131,6 @@ class DelayQueueLoop:
     :param wait_seconds: of each round; shared among the destinations.
     :param looks: how many rounds in a row must be without a message, since SQS counts only approximately.
     :param max_late: a message delivered later than that is a warning.
-    :param counts: of earlier passes.
-    :param monotonic: seconds from some moment.
-    :param meter: called with the counts of each pass that moved something.
     :raises ValueError: there are no destinations.
     """
 
@@ -174,7 +170,6 @@ class DelayQueueLoop:
     def go(self, stop: Callable[[], bool] = never, *, once: bool = False) -> bool:
         """Do one round, or without an end as many as show that the queues are empty; return whether the task is done.
 
-        :param once: only one round, which cannot show that the queues are empty.
         :raises TopologyError: a queue does not exist. The other destinations had their turn.
         :raises AccessDenied: the role may not do something with a queue. The other destinations had their turn.
         :raises RetentionAtRisk: messages have waited for too long. What could be sent on was.

@@ -106,10 +106,7 @@ class QueueSettings:
 
 
 def settings_of(given: QueueSettings | Mapping[str, Any]) -> QueueSettings:
-    """Return settings; a dictionary of their fields is converted.
-
-    :raises ValueError: a field is unknown, or beyond what SQS takes.
-    """
+    """Return settings; a dictionary of their fields is converted."""
     if isinstance(given, QueueSettings):
         return given
     known = [each.name for each in fields(QueueSettings)]
@@ -119,10 +116,7 @@ def settings_of(given: QueueSettings | Mapping[str, Any]) -> QueueSettings:
 
 
 def seconds_of(name: str, value: Duration) -> int:
-    """Return a duration in whole seconds.
-
-    :raises ValueError: it has a fraction of a second, or is no duration.
-    """
+    """Return a duration in whole seconds."""
     if isinstance(value, timedelta):
         whole, rest = divmod(plain_span(name, value), timedelta(seconds=1))
         if rest:

@@ -254,7 +254,7 @@ def estimate(delay: timedelta, *, price: float) -> float:
 
     That is two requests for each 900 s, a receive and a send. With the delete, and without batches, there are three.
 
-    See :meth:`airflow_delayed.sqs.transport.SqsTransport.estimate`.
+    :raises ValueError: the delay is negative.
     """
     seconds = _seconds(delay)
     return 0.0 if seconds <= MAX_DELAY else 2 * (seconds // MAX_DELAY) * price

@@ -60,11 +60,7 @@ _ROLES = ("role_arn", "assume_role_method", "assume_role_kwargs")
 class SqsTransport(Delivery):
     """Sends messages through one connection, and looks after its queues.
 
-    :param conn_id: names the connection in errors.
-    :param client: makes the client; called when one is first needed.
-    :param extra: returns the connection's extra.
     :param envelope: the form of what is sent, in place of what the extra says.
-    :param sleep: pauses before messages that failed are sent again.
     """
 
     def __init__(

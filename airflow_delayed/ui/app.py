@@ -69,10 +69,7 @@ _NO_CACHE = "no-cache"
 
 
 def create(pool: HookPool | None = None) -> FastAPI:
-    """Return the app.
-
-    :param pool: calls the connections.
-    """
+    """Return the app."""
     app = FastAPI(
         title="Delayed deliveries",
         description="What waits to be delivered, and what can be done about it.",

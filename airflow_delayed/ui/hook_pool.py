@@ -61,10 +61,7 @@ class _OpenHook:
 
 
 class HookPool:
-    """Calls the connections for all routes of the app.
-
-    :param seconds: how long a request waits for figures and lists.
-    """
+    """Calls the connections for all routes of the app."""
 
     def __init__(self, *, seconds: float = READ_SECONDS, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -92,10 +89,7 @@ class HookPool:
     async def figures(
         self, connection_id: str, name: str, make: Callable[[], T], *, kept: tuple[float, float] = _KEPT
     ) -> tuple[T, float]:
-        """Return figures from the cache, or computed now, with their age in seconds, from the beginning of the call.
-
-        :param kept: seconds for which they are kept at least, and at most.
-        """
+        """Return figures from the cache, or computed now, with their age in seconds, from the beginning of the call."""
         if cached := self._cache.get(name):
             return cached
         began = self._monotonic()
@@ -347,10 +341,7 @@ class FiguresCache:
         return self._generations.get(name, 0)
 
     def get(self, name: str, *, expired: bool = False) -> tuple[Any, float] | None:
-        """Return figures and their age in seconds; None: there are none, or they have expired.
-
-        :param expired: return expired figures too.
-        """
+        """Return figures and their age in seconds; None: there are none, or they have expired."""
         entry = self._entries.get(name)
         now = self._monotonic()
         return (
@@ -358,10 +349,7 @@ class FiguresCache:
         )
 
     def compute(self, name: str, make: Callable[[], Any], kept: tuple[float, float] = _KEPT) -> Any:
-        """Compute figures and return them; they are cached unless they are invalidated meanwhile.
-
-        :param kept: seconds for which they are kept at least, and at most.
-        """
+        """Compute figures and return them; they are cached unless they are invalidated meanwhile."""
         generation = self.generation(name)
         began = self._monotonic()
         value = make()

@@ -332,10 +332,7 @@ class StoreHealth(ApiModel):
     )
 
     def without_hosts(self, may_see: Callable[[str], bool]) -> Self:
-        """Return the same for users who may not read the connection: without hosts, and what dispatchers wrote.
-
-        :param may_see: returns whether the user may see that a DAG is there.
-        """
+        """Return the same for users who may not read the connection: without hosts, and what dispatchers wrote."""
         dispatchers = [one.without_hosts(may_see) for one in self.dispatchers]
         findings = [one.without_details() if one.code in NAMES_HOSTS else one for one in self.findings]
         return self.model_copy(update={"dispatchers": dispatchers, "findings": findings})
@@ -427,10 +424,7 @@ class MessageResponse(ApiModel):
 
     @classmethod
     def of(cls, stored: StoredMessage, *, reasons: bool) -> Self:
-        """Return a message that is in the store.
-
-        :param reasons: show why it failed.
-        """
+        """Return a message that is in the store."""
         message = cls.model_validate(stored)
         message.last_error = _reason(stored, shown=reasons)
         return message
@@ -498,10 +492,7 @@ class AuditEntryResponse(ApiModel):
 
     @classmethod
     def of(cls, record: AuditRecord, *, reasons: bool) -> Self:
-        """Return a recorded change.
-
-        :param reasons: show the reason of failures by which its messages were selected.
-        """
+        """Return a recorded change."""
         entry = cls.model_validate(record)
         if not reasons and "reason" in entry.selection:
             entry.selection = {**entry.selection, "reason": HIDDEN}
@@ -524,10 +515,7 @@ class MessageHeaders(ApiModel):
 
     @classmethod
     def of(cls, headers: Mapping[str, str], *, values: bool) -> Self:
-        """Return headers by name.
-
-        :param values: show their values.
-        """
+        """Return headers by name."""
         names = sorted(headers)
         if not values:
             return cls(names=names, values=None, cut=[])
@@ -575,10 +563,7 @@ class MessageDetail(ApiModel):
 
 
 def history(known: StoredMessage | Remembered, changes: Sequence[AuditRecord], *, reasons: bool) -> list[HistoryEntry]:
-    """Return the history of a message, oldest entry first.
-
-    :param reasons: show why it failed.
-    """
+    """Return the history of a message, oldest entry first."""
     entries = [_change_entry(change) for change in changes]
     if isinstance(known, Remembered):
         entries += _tombstone_entries(known, changes)

@@ -55,8 +55,6 @@ class LazyApp:
 
     If it cannot be built, for instance because this release of Airflow has its login elsewhere, each request is
     answered 503, and the reason is logged once.
-
-    :param create: builds the app.
     """
 
     def __init__(self, create: Callable[[], App] = _create) -> None:

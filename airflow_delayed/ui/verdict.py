@@ -268,10 +268,7 @@ async def ask(
     pool: HookPool,
     user: security.User,
 ) -> list[S | RabbitMQSummary | SqsSummary | Exception]:
-    """Return the figures of each connection, or its error; all are asked at once.
-
-    :param store: returns the figures of a store, or only what its verdict needs.
-    """
+    """Return the figures of each connection, or its error; all are asked at once."""
 
     async def one(connection: PageConnection) -> S | RabbitMQSummary | SqsSummary | Exception:
         name, queue = connection.connection_id, connection.queue
@@ -288,10 +285,7 @@ async def ask(
 
 
 def known_error(connection: PageConnection, error: Exception, *, details: bool) -> ApiError:
-    """Return the error of a connection as the API answers it.
-
-    :param details: the user may read the connection.
-    """
+    """Return the error of a connection as the API answers it."""
     known = api_error(error)
     if known is None:
         security.log_unexpected(f"the verdict on {connection.connection_id}", error)

@@ -206,10 +206,7 @@ def deliver(
     guard: SendGuard | None = None,
     result: DeliveryResult | None = None,
 ) -> DeliveryResult:
-    """Send messages so that a message or a destination at fault does not hold up the others.
-
-    :param result: the result so far, if this continues an attempt.
-    """
+    """Send messages so that a message or a destination at fault does not hold up the others."""
     result = DeliveryResult() if result is None else result
     rest = messages
     while rest and not result.ended:
@@ -376,7 +373,6 @@ def decide(
 ) -> list[BatchOutcome]:
     """Return the outcome of each batch of an attempt; rows that are given up are in ``failed``.
 
-    :param now: the time of the failures; the next attempt is a growing pause later.
     :param rests: when destinations that take no messages at present are tried again.
     """
     confirmed, expired = set(result.confirmed), set(result.expired)
@@ -434,10 +430,7 @@ def error_copies(outcome: BatchOutcome, error_destination: str, now: datetime) -
 
 
 def dead_letter(outcome: BatchOutcome, result: DeliveryResult, error_destination: str) -> int:
-    """Enter the result of the error copies in the outcome; return how many the error destination refused.
-
-    :param result: of sending the copies.
-    """
+    """Enter the result of the error copies in the outcome; return how many the error destination refused."""
     confirmed = set(result.confirmed)
     failed: list[tuple[Row, str]] = []
     refused = 0

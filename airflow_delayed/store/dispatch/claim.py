@@ -112,12 +112,8 @@ def _place(ctid: str) -> tuple[int, ...]:
 class ClaimRequest:
     """The messages that a claim is to take.
 
-    :param deliver_conn_id: the connection; None: the queue tables of the store's own database.
-    :param destination: the only destination; None: all of them, without the excluded ones.
-    :param due_by: the latest due time.
     :param since: the earliest due time; None: any. Earlier messages were claimed a moment ago, and a claim need not
         skip them again: during a long transaction of others, deleted rows stay in the index.
-    :param limit: the largest number of messages.
     :param most_bytes: the last message begins within so many bytes of bodies and headers.
     :param alone: on PostgreSQL, use a shorter statement that does not look for leases. It fails if there is one, even
         one that has ended.

@@ -59,11 +59,7 @@ class CustomDispatcher:
     Its passes are those of a :class:`airflow_delayed.store.dispatch.loop.DispatchLoop`.
 
     :param store: not initialized yet; several dispatchers may use one store, each through its own object.
-    :param name: passed to the store, which may name its tables after it.
-    :param transport: delivers; closed after each run.
-    :param conn_id: the transport's connection, for the report.
     :param policy: ``remember`` and ``claim_timeout`` have no effect, because the store makes the leases.
-    :param set_up: create the store's infrastructure if it is missing.
     :param clock: decides what is due; it should be right to a second on all machines that dispatch.
     :raises ValueError: ``max_rate`` is given.
     """
@@ -130,7 +126,6 @@ class CustomDispatcher:
     def once(self, most: float | None = None) -> None:
         """Try each due message once.
 
-        :param most: not used: a pass has its end.
         :raises BreakerTripped: the store failed for too long.
         """
         if not self._initialized:
@@ -158,10 +153,7 @@ class CustomDispatcher:
         return self._cause is not None or bool(self._counter.failures)
 
     def finish(self) -> DispatchReport:
-        """Return the counts.
-
-        :raises DispatchFailed: see :meth:`run`.
-        """
+        """Return the counts."""
         if self.unavailable:
             raise DispatchFailed(
                 self._name,

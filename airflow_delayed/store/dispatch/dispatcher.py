@@ -83,14 +83,10 @@ class Dispatcher:
     :param conn_id: the store's name; on the list ``deliver_conn_ids`` it means its own queue tables.
     :param transports: returns the transport for the name of a connection and the clock that the transport uses.
     :param deliver_conn_ids: the only connections that it delivers through; it counts the messages of others.
-    :param schema: where the queue tables are.
     :param database_time: reads the database's clock, which alone decides what is due, leased and expired.
     :param stays: it goes on until messages are due, and so claims a message that it sends when it is due a moment
         before, to send it to the millisecond. A claimed message cannot be cancelled.
-    :param sleep: takes seconds; by default a sleep that ends when the dispatcher is closed.
-    :param meter: gets the connection and the outcome of each batch, from threads of the dispatcher.
     :param rate: limits the messages a second together with other dispatchers of this process, instead of ``max_rate``.
-    :param dag_id: the DAG whose task dispatches; None: no task does.
     :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
     :raises ValueError: a parameter is out of range, or the list has no connection.
     """
@@ -311,8 +307,6 @@ class Dispatcher:
         """Count the messages that earlier tries of this run gave up.
 
         Messages that other dispatchers of the same connections gave up meanwhile are counted too: rows do not tell.
-
-        :param since: when the run's first try began, by the database's clock.
         """
         reasons = self._repository.reading(
             lambda connection, now: settle.given_up(connection, self._tables, self._delivers, since)
@@ -341,10 +335,7 @@ class Dispatcher:
         return self._has_stale and self._monotonic() - self._dispatched_at > STALLED
 
     def finish(self) -> DispatchReport:
-        """Count the messages of other connections, and return all counts.
-
-        :raises DispatchFailed: see :meth:`check`.
-        """
+        """Count the messages of other connections, and return all counts."""
         if self._running:
             self._reap(list(self._running), together=True)
         self.report.left_to_others = self._repository.reading(
@@ -370,10 +361,7 @@ class Dispatcher:
         return {worker.conn_id: worker.window for worker in self._open()}
 
     def check(self) -> None:
-        """Raise the failures since the beginning.
-
-        :raises DispatchFailed: messages were given up, or connections failed until their breakers tripped.
-        """
+        """Raise the failures since the beginning."""
         if self.report.failed or self._unavailable:
             unavailable = {conn_id: reason for conn_id, (reason, _) in self._unavailable.items()}
             cause = next((cause for _, cause in self._unavailable.values() if cause is not None), None)

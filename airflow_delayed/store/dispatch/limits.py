@@ -43,10 +43,6 @@ class Breaker:
     """Trips when something has failed for longer than ``time_to_trigger``, with no success in between.
 
     The first failure after a success starts the time. May be used by several threads.
-
-    :param what: the operation, for the text.
-    :param monotonic: returns seconds, which decide.
-    :param clock: returns the time, for the text.
     """
 
     def __init__(

@@ -21,11 +21,7 @@ POLL = 1.0
 
 
 class Sleep:
-    """Sleeps between two passes. Only :meth:`wake` may be called from another thread.
-
-    :param longest: the longest sleep until the store is asked again, in seconds.
-    :param sleep: sleeps in place of the machine's clock; takes seconds.
-    """
+    """Sleeps between two passes. Only :meth:`wake` may be called from another thread."""
 
     def __init__(self, longest: float = POLL, sleep: Callable[[float], object] | None = None) -> None:
         self.longest = longest

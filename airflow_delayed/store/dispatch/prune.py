@@ -48,12 +48,7 @@ class Pruner:
     def run(
         self, workers: Sequence[Future[Any]], dispatched: Callable[[], int], nothing_due: Callable[[], bool]
     ) -> int:
-        """Forget as many ids as the pass dispatches, and the allowance; return how many.
-
-        :param workers: the pass ends with these.
-        :param dispatched: returns how many messages the pass has dispatched so far.
-        :param nothing_due: returns whether there is time for more, when the workers have ended.
-        """
+        """Forget as many ids as the pass dispatches, and the allowance; return how many."""
         forgotten = counted = 0
         self._allow()
         while not self._repository.stop.is_set():

@@ -190,10 +190,7 @@ class DispatchCounter:
             self._warn(f"{len(outcome.failed):,} messages are given up, such as {shortened(row['Id'])}: {reason}")
 
     def failing(self, conn_id: str | None, now: datetime) -> dict[str, Trouble]:
-        """Return by name the destinations of which all messages fail, several of them; from any thread.
-
-        :param conn_id: None for queue tables.
-        """
+        """Return by name the destinations of which all messages fail, several of them; from any thread."""
         return {
             name: Trouble(
                 kind=TroubleKind.FAILING, conn_id=conn_id, destination=name, since=one.since, reason=one.reason
@@ -278,10 +275,7 @@ def record_heartbeat(
         own database.
     :param worked_at: when it last claimed, settled or delivered messages.
     :param troubles: what it cannot do now; the first 20 are written.
-    :param host: the machine that it runs on.
-    :param dag_id: the DAG whose task it is.
     :param lookaheads: by connection how long before its due time it takes a message.
-    :param stays: it goes on until messages are due.
     """
     table = tables.dispatchers
     values: dict[str, Any] = {"SeenAt": now, "EndedAt": now if ended else None, "WorkedAt": worked_at}

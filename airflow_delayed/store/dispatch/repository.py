@@ -52,10 +52,8 @@ _NO_TURNS = ClaimTurns(cursors=())
 class DispatchRepository:
     """The SQL of one dispatcher; several threads may use it.
 
-    :param conn_id: names the store in errors.
     :param dispatcher: the beginning of the name under which each batch is leased.
     :param clock: set to the database's time at each claim.
-    :param sleep: waits between tries; takes seconds.
     :param stop: when it is set, nothing more is claimed, and a failure is not tried again.
     :param rate: limits the messages a second together with other dispatchers; None: the policy's ``max_rate`` does.
     """
@@ -186,7 +184,6 @@ class DispatchRepository:
 
         If that fails, each is done in a transaction of its own.
 
-        :param limit: the largest number of messages.
         :return: batches of the policy's size, none if nothing is due; and the turns for the next claim.
         :raises BreakerTripped: settling or claiming has failed for too long.
         :raises TopologyError: the store has no table.

@@ -63,11 +63,7 @@ class ClaimTurns:
 
     @classmethod
     def of_connection(cls, deliver_conn_id: str | None, window: timedelta) -> ClaimTurns:
-        """Return the turns before the first claim.
-
-        :param deliver_conn_id: the connection; None: the queue tables of the store's own database.
-        :param window: how long before its due time a message is claimed.
-        """
+        """Return the turns before the first claim."""
         return cls(cursors=(ClaimCursor(deliver_conn_id, window),))
 
     @property
@@ -127,10 +123,7 @@ def _own(main: ClaimCursor, destination: str) -> ClaimCursor:
 
 
 class ClaimRound:
-    """The turns of one transaction: ask for the :meth:`next` cursor, claim, and report what was :meth:`served`.
-
-    :param now: the database's time, of this transaction.
-    """
+    """The turns of one transaction: ask for the :meth:`next` cursor, claim, and report what was :meth:`served`."""
 
     def __init__(
         self,
@@ -163,7 +156,6 @@ class ClaimRound:
         """Note what the cursor has claimed whose turn it was.
 
         :param cursor: as it is after the claim.
-        :param wanted: how many messages it might claim.
         :param from_oldest: it began with the oldest message.
         """
         self._waiting.popleft()

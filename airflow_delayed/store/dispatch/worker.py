@@ -305,7 +305,6 @@ class ConnectionWorker:
     def run(self, threads: Executor) -> None:
         """Dispatch what is due, until there is nothing more, or the breaker trips.
 
-        :param threads: has a free thread, which settles and claims while this one sends.
         :raises BreakerTripped: the store's own database has failed for too long.
         """
         while not self._in_use.acquire(timeout=_STEP):
@@ -528,11 +527,7 @@ class QueueTableWorker:
         self._resting = _Resting(self.conn_id)
 
     def run(self, threads: Executor) -> None:
-        """Deliver what is due, until nothing more is due.
-
-        :param threads: not used.
-        :raises BreakerTripped: the database has failed for too long.
-        """
+        """Deliver what is due, until nothing more is due."""
         self._queues.look_again()
         while limit := self._repository.allowed(self._policy.batch_size):
             outcome, refused, self.turns = self._repository.writing(Activity.DELIVER, partial(self._move, limit))
