@@ -27,10 +27,7 @@ def lookahead() -> timedelta:
 
 
 def remember() -> timedelta:
-    """Return how long the ids of dispatched and cancelled messages are remembered, unless the operator has a value.
-
-    The StoreDispatchOperator puts it into its DispatchPolicy, by which the dispatcher deletes old ids.
-    """
+    """Return how long the ids of dispatched and cancelled messages are remembered, unless the operator has a value."""
     return _span("remember")
 
 

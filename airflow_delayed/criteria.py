@@ -25,10 +25,7 @@ UNSET: Final = Unset.UNSET
 
 
 def passed(**parameters: object) -> dict[str, Any]:
-    """Return the parameters that are not :data:`UNSET`.
-
-    :raises NullCriterion: one of them is None.
-    """
+    """Return the parameters that are not :data:`UNSET`."""
     for name, value in parameters.items():
         if value is None:
             raise NullCriterion(name)

@@ -62,74 +62,38 @@ _TOLERANCE = timedelta(seconds=5)
 MOST_DAGS = 10
 
 
-class Described(Protocol):
-    """A finding, as a transport or the page has it."""
-
+class _Described(Protocol):
     @property
-    def code(self) -> str | None:
-        """Its short name."""
-        ...
-
+    def code(self) -> str | None: ...
     @property
-    def severity(self) -> str:
-        """How grave it is."""
-        ...
-
+    def severity(self) -> str: ...
     @property
-    def deliver_conn_id(self) -> str | None:
-        """The connection that delivers what it keeps."""
-        ...
+    def deliver_conn_id(self) -> str | None: ...
 
 
-class Run(Protocol):
-    """A run of a dispatcher."""
-
+class _Run(Protocol):
     @property
-    def conn_ids(self) -> Sequence[str | None]:
-        """Its connections; None: the queue tables."""
-        ...
-
+    def conn_ids(self) -> Sequence[str | None]: ...
     @property
-    def ended_at(self) -> datetime | None:
-        """When it ended."""
-        ...
-
+    def ended_at(self) -> datetime | None: ...
     @property
-    def at_work(self) -> bool:
-        """Whether it works now."""
-        ...
-
+    def at_work(self) -> bool: ...
     @property
-    def dag_id(self) -> str | None:
-        """The DAG whose task it is."""
-        ...
+    def dag_id(self) -> str | None: ...
 
 
-class Late(Protocol):
-    """The lateness of one destination."""
-
+class _Late(Protocol):
     @property
-    def conn_id(self) -> str:
-        """The connection."""
-        ...
-
+    def conn_id(self) -> str: ...
     @property
-    def destination(self) -> str:
-        """The destination."""
-        ...
-
+    def destination(self) -> str: ...
     @property
-    def overdue(self) -> int:
-        """How many messages are overdue."""
-        ...
-
+    def overdue(self) -> int: ...
     @property
-    def late_seconds(self) -> float:
-        """By how much the first of them is."""
-        ...
+    def late_seconds(self) -> float: ...
 
 
-F = TypeVar("F", bound=Described)
+F = TypeVar("F", bound=_Described)
 T = TypeVar("T")
 
 
@@ -151,7 +115,7 @@ def merged(found: Iterable[tuple[str, F]], join: Callable[[F, F], F]) -> list[tu
     return kept
 
 
-def _follows(conn_id: str, finding: Described, other_conn_id: str, other: Described) -> bool:
+def _follows(conn_id: str, finding: _Described, other_conn_id: str, other: _Described) -> bool:
     broker = conn_id if finding.code == _STUCK else finding.deliver_conn_id
     if broker != other_conn_id:
         return False
@@ -221,7 +185,7 @@ def stuck(resource: str, messages: int, *, has_members: bool = False) -> Finding
 
 
 def last_dags(
-    runs: Sequence[Run], may_read: Callable[[str], bool], *, hidden: str | None = None
+    runs: Sequence[_Run], may_read: Callable[[str], bool], *, hidden: str | None = None
 ) -> dict[str | None, tuple[str, bool]]:
     """Return by connection the DAG that dispatched last, and whether it is paused; none with a dispatcher at work.
 
@@ -274,7 +238,7 @@ def with_paused(
     store: str,
     findings: Iterable[F],
     dags: Mapping[str | None, tuple[str, bool]],
-    lateness: Sequence[Late],
+    lateness: Sequence[_Late],
     next_due: Mapping[str, datetime],
     at: datetime,
     made: Callable[[Finding], F],

@@ -1,11 +1,8 @@
 """The optional fields of a message: one description of each, from which columns, options, tables and digests follow.
 
-A message's destination, body, due time, id and headers are treated one by one wherever they occur. A further optional
-field is a line in :data:`FIELDS`, and what the line cannot say: an attribute of
-:class:`airflow_delayed.message.DelayedMessage` with its check, a parameter of the two send operators, an attribute of
-:class:`airflow_delayed.store.records.StoredMessage` and of the page's answer, the next version of a store's tables, and
-its place in the message of each transport that has one. Batches of Arrow's that have a value in it are read row by row,
-until :mod:`airflow_delayed.intake.columnar` knows the field.
+A further optional field is a line in :data:`FIELDS`, and what the line cannot say: an attribute of
+:class:`airflow_delayed.message.DelayedMessage` and of :class:`airflow_delayed.store.records.StoredMessage`, a parameter
+of the send operators, and the next version of a store's tables.
 """
 
 from __future__ import annotations

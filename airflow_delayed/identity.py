@@ -297,7 +297,6 @@ class Origin:
 class SentBy:
     """A filter of runs of tasks: all those of a DAG, or only those with the given names.
 
-    :param map_index: -1 for a task that is not mapped.
     :raises NullCriterion: a parameter was passed and is None; a parameter that was not passed is None afterwards.
     """
 

@@ -66,10 +66,7 @@ SEVERITIES = ("error", "unknown", "warning", "ok")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What is true of one part that messages need: a queue, an exchange, a table, a node, a dispatcher.
-
-    ``install`` and ``verify`` return findings; the log, the operations page and ``airflow delayed doctor`` show them.
-    """
+    """What is true of one part that messages need: a queue, an exchange, a table, a node, a dispatcher."""
 
     state: State
     #: The part, such as ``queue orders``.

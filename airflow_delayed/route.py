@@ -118,11 +118,7 @@ class Route:
         sent: SendReport,
         stored: SendReport,
     ) -> DelayedError | None:
-        """Send the messages due sooner, then store the others, and count the confirmed ones in the reports.
-
-        :return: with a store in front, why the broker could not be reached. The others are stored then, and the caller
-            raises the error when all that waits is stored.
-        """
+        """Send the messages due sooner, then store the others, and count the confirmed ones in the reports."""
         away: DelayedError | None = None
         if self.trace:
             direct, to_store = self._traced(direct, now), self._traced(to_store, now)

@@ -270,7 +270,6 @@ class Sending:
     def preflight(self, *, reject: Callable[[Problem], None] | None = None) -> PreflightReport:
         """Read everything once and send nothing.
 
-        :param reject: takes rows that break a rule; without it they are an error.
         :raises InputError: something is wrong with the source, with rows, or with what they say together.
         """
         found = PreflightReport()

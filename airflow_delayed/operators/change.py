@@ -56,10 +56,7 @@ class SelectsMessages(KeepsTexts):
             raise ValueError("give ids= or a filter, and not both")
 
     def selection(self) -> dict[str, Any]:
-        """Return ``ids``, or the criteria of the filter, as a store's methods take them.
-
-        :raises InputError: one of them, as it was rendered, cannot be.
-        """
+        """Return ``ids``, or the criteria of the filter, as a store's methods take them."""
         checked: dict[str, Any] = {}
         for name, value in passed(**{name: getattr(self, name) for name in self.selected}).items():
             if name == "ids":
@@ -72,10 +69,7 @@ class SelectsMessages(KeepsTexts):
 
 
 def message_ids(value: Any) -> list[str]:
-    """Return ids as a list: of a list, one id, or the result of a DelayedSendOperator; or of a list of such results.
-
-    :raises InputError: they are no ids.
-    """
+    """Return ids as a list: of a list, one id, or the result of a DelayedSendOperator; or of a list of such results."""
     if isinstance(value, Mapping):
         if value.get("message_ids") is None:
             raise InputError(
@@ -106,10 +100,7 @@ def message_ids(value: Any) -> list[str]:
 
 
 def sent_by(value: SentBy | Mapping[str, Any]) -> SentBy:
-    """Return the tasks whose messages are selected.
-
-    :raises InputError: the dictionary has no ``dag_id``, or other keys than those of SentBy, or a value is empty.
-    """
+    """Return the tasks whose messages are selected."""
     if isinstance(value, SentBy):
         return value
     known = [field.name for field in fields(SentBy)]

@@ -226,13 +226,7 @@ class StoreDispatchOperator(lineage.Traced, BaseOperator):
         began: str | None = None,
         event: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the counts of the trigger, or fail as it did; go on if it had not ended.
-
-        :param until: "empty", or ISO 8601 text. (``dag.test()`` passes the event alone.)
-        :param began: when the run's first try began, ISO 8601 text.
-        :raises AirflowFailException: messages are in the table of failed messages.
-        :raises AirflowException: a connection or the store could not be used.
-        """
+        """Return the counts of the trigger, or fail as it did; go on if it had not ended."""
         if event is None:
             # a task that was taken up again by mistake comes here early (apache/airflow#65248)
             self.log.warning("woken without an event: going on; what was counted since is not in the summary")

@@ -70,9 +70,6 @@ def verify_route(log: Log, conn_id: str, store_conn_id: str | None, route: Route
     """Compare the transport and the store with what the messages need, and log what is no error.
 
     A broker that is away is a warning if messages wait in a store in front of it.
-
-    :raises DestinationMissing: a destination does not exist.
-    :raises TopologyError: the transport, or the store, lacks what it needs.
     """
     # messages that go to the store now may be due soon by the time they are sent
     longest = max(found.longest, route.hold_over) if found.stored.sent else found.longest
@@ -102,9 +99,6 @@ def require_ready(reports: Mapping[str, TopologyReport]) -> None:
 
     A finding that only blocks messages for a while is no error, such as a destination that is full, or a store without
     a dispatcher: :func:`log_warnings` warns of it.
-
-    :raises DestinationMissing: a destination does not exist.
-    :raises TopologyError: the transport, or the store, lacks what it needs.
     """
     problems = [
         _missing_destinations(conn_id, report) if report.missing_destinations else TopologyError(conn_id, report)

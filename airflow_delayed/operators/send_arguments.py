@@ -129,10 +129,7 @@ def headers_of(headers: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CommonArguments:
-    """The parameters that DelayedSendOperator and DelayedSparkSendOperator share; the former describes them.
-
-    :raises ValueError: an argument is missing or wrong, or contradicts another.
-    """
+    """The parameters that DelayedSendOperator and DelayedSparkSendOperator share; the former describes them."""
 
     #: Text parameters, whose template must not render to nothing.
     texts: ClassVar[tuple[str, ...]] = ("conn_id", "destination", "tag", "timezone")
@@ -232,10 +229,7 @@ class CommonArguments:
             raise InputError(str(error)) from None
 
     def route(self, context: Context, closing: ExitStack, log: Log) -> Route:
-        """Return the route: the transport that delivers, and the store in front of it.
-
-        :raises InputError: arguments, as they were rendered, do not go together.
-        """
+        """Return the route: the transport that delivers, and the store in front of it."""
         options: dict[str, Any] = {"envelope": self.envelope} if self.envelope else {}
         if options and self.store_conn_id is not None:
             raise InputError(
@@ -338,7 +332,6 @@ class SendArguments(CommonArguments):
         """Return the rules for the source's columns, and the values for rows without them.
 
         :param anchor: when relative delays begin; None: that is not known in this try.
-        :raises InvalidMessage: an argument, as it was rendered, cannot be.
         """
         if self.delay_from is not None:
             anchor = self.anchor(context)
@@ -377,11 +370,7 @@ class SendArguments(CommonArguments):
         return values | {name: moment_of(name, values[name], self.timezone) for name in FIELD_MOMENTS}
 
     def rows(self, content: Callable[[str], Any], spool: Spool) -> Source:
-        """Return the rows of ``source``, ``messages`` or ``value``.
-
-        :param spool: takes rows that cannot be read twice.
-        :raises SourceError: they are not there, or no rows.
-        """
+        """Return the rows of ``source``, ``messages`` or ``value``."""
         naive_ok = self.timezone is not None
         if isinstance(self.source, TemplatedSource):
             return self.source.open(spool, naive_ok=naive_ok)
@@ -454,10 +443,7 @@ def origin_of(context: Context) -> Origin:
 
 
 def moment_of(column: str, value: datetime | str | None, timezone: str | None) -> datetime | None:
-    """Return a parameter that is a time.
-
-    :raises InvalidMessage: it is no time, or has neither an offset nor a zone.
-    """
+    """Return a parameter that is a time."""
     if value is None:
         return None
     parsed = parse_time(column, value)

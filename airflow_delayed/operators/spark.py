@@ -93,7 +93,6 @@ class SparkArguments(CommonArguments):
         """Return the job's command line.
 
         :param files: names of files that Spark distributes, by the option that takes them.
-        :raises InvalidMessage: ``delay`` is none, or ``delay_from`` is no time.
         """
         arguments = []
         for name in ("table", "source", "query"):

@@ -7,10 +7,8 @@ Two moments are kept in Airflow's task state store, whose rows live as long as t
 - the beginning of the present send: until it was refused, or the task is cleared after it succeeded. So a retry never
   refuses its own rows, and a task that is cleared long after it succeeded does not fire them again.
 
-The third entry is the send's checkpoint: how many rows are confirmed, see :class:`TaskCheckpoints`. It is only kept
-here: :class:`airflow_delayed.sending.Sending` decides whether a retry sends the rows after it alone, or all. The three
-entries outlast the success, because Airflow learns of the success only afterwards: a task whose worker is killed in
-between is tried again, finds all rows confirmed, and sends none of them again.
+The third entry is the send's checkpoint, see :class:`TaskCheckpoints`. The three entries outlast the success: a task
+whose worker is killed before Airflow knows of it is tried again, and sends nothing.
 
 Where a cleared task is another send (``new_ids``), it has two moments and a checkpoint of its own. A cleared task
 differs from a retried one by its ``max_tries``: only a clear raises them, by the tries that the task had. (A task that
@@ -156,10 +154,7 @@ def _is_over(state: TaskStateStoreAccessor, context: Context) -> bool:
 
 
 def note_success(context: Context, counts: Mapping[str, Any] | None = None) -> None:
-    """Note that all was sent; a try after a clear is another send.
-
-    :param counts: what :func:`earlier_success` returns in a later try.
-    """
+    """Note that all was sent; a try after a clear is another send."""
     state = task_state(context)
     if state is not None:
         done: dict[str, Any] = {"turn": turn_of(context), "try": context["ti"].try_number, "counts": counts}

@@ -166,11 +166,7 @@ def is_store(connection: Connection) -> bool:
 
 
 def route_of(settings: Settings, *, clock: Clock, find: Callable[..., Connection] = find) -> Route:
-    """Return the transport that delivers, and the store in front of it; nothing is connected yet.
-
-    :raises ConnectionNotFound: a connection is not known on this machine.
-    :raises InputError: options do not go together with the types of the connections.
-    """
+    """Return the transport that delivers, and the store in front of it; nothing is connected yet."""
     deliver = find(settings.deliver, settings.connections_file)
     holds = is_store(deliver)
     check_type(settings, deliver.conn_type, holds=holds)
@@ -197,9 +193,6 @@ def transport_of(connection: Connection, *, clock: Clock, **options: Any) -> Del
     """Return the transport of a connection; nothing is connected yet.
 
     :param options: see ``_OPTIONS``; None counts as not given.
-    :raises UnsupportedConnection: nothing serves that type.
-    :raises UnsupportedOption: that transport has no such option.
-    :raises InputError: its client or its driver is missing.
     """
     known = _OPTIONS.get(connection.conn_type)
     if known is None:
@@ -244,11 +237,7 @@ _FETCHED = ("iam", "redshift", "azure_conn_id")
 
 
 def engine_of(connection: Connection) -> Engine:
-    """Return an engine that is ready for the store.
-
-    :raises UnsupportedConnection: no store is on such a connection.
-    :raises InputError: its driver is missing, or its password is to be fetched from elsewhere.
-    """
+    """Return an engine that is ready for the store."""
     from sqlalchemy import create_engine
 
     from airflow_delayed.store.api import engine_options, prepare

@@ -66,10 +66,7 @@ class Settings:
 
 
 def settings_of(options: Mapping[str, str], now: datetime) -> Settings:
-    """Read the options.
-
-    :raises InputError: one is unknown, missing or cannot be; or two contradict each other.
-    """
+    """Read the options."""
     given = {name: value for name, value in options.items() if value is not None and value.strip()}
     if unknown := sorted(given.keys() - set(NAMES)):
         raise InputError(f"unknown options {', '.join(unknown)}; known are {', '.join(NAMES)}")
@@ -263,10 +260,7 @@ def headers_of(text: str) -> Mapping[str, str]:
 
 
 def check_type(settings: Settings, conn_type: str, *, holds: bool) -> None:
-    """Check the options against the type of the connection that delivers.
-
-    :raises InputError: they do not go together.
-    """
+    """Check the options against the type of the connection that delivers."""
     if holds and settings.store is not None:
         raise InputError(f"connection {settings.deliver!r} stores its messages itself; leave the option store out")
     if not holds and settings.store is None and settings.on_conflict not in (None, "error"):

@@ -75,10 +75,7 @@ class PartitionSend:
         self._to_store: list[DelayedMessage] = []
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> PartitionCounts:
-        """Send everything and return when all is confirmed; ``counts`` holds also after an error.
-
-        :raises PartitionFailed: a row breaks a rule, is past due, or was not confirmed.
-        """
+        """Send everything and return when all is confirmed; ``counts`` holds also after an error."""
         reader = RowReader(self._settings.rules)
         used: list[int] | None = None
         try:

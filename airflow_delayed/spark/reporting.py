@@ -142,11 +142,7 @@ def failed_attempts(folder: SharedFolder, successful: Collection[str]) -> Failed
 def log_commit(
     log: Log, settings: Settings, done: Sequence[tuple[int, PartitionCounts]], failed: FailedAttempts | None
 ) -> None:
-    """Log the counts of a job that succeeded.
-
-    :param done: of each partition how many attempts came before the successful one, and its counts.
-    :param failed: the counts of attempts without success; None: no folder was shared.
-    """
+    """Log the counts of a job that succeeded."""
     counts = total(one for _, one in done)
     what = "dry run, so nothing was sent; there would be" if settings.dry_run else "all confirmed:"
     log.info(

@@ -133,11 +133,7 @@ class DelayedWriter(DataSourceArrowWriter):
 
 
 def check_columns(schema: StructType, wanted: ColumnRules, *, naive_ok: bool) -> None:
-    """Check names and types.
-
-    :param naive_ok: a time zone is given for timestamps that have none.
-    :raises UnsupportedColumns: some are missing, mean nothing, say the same thing twice, or are of a wrong type.
-    """
+    """Check names and types."""
     names = schema.fieldNames()
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UnsupportedColumns(f"the DataFrame has more than one column {', '.join(twice)}")

@@ -148,10 +148,7 @@ class QueueAdmin:
     def install(
         self, destinations: Iterable[str], settings: QueueSettings, mode: InstallMode, *, far: bool
     ) -> list[Finding]:
-        """Compare queues, and create and repair them as far as ``mode`` allows.
-
-        :raises LimitExceeded: a destination is a FIFO queue.
-        """
+        """Compare queues, and create and repair them as far as ``mode`` allows."""
         names = list(dict.fromkeys(destinations))
         for destination in names:
             if destination.endswith(queues.FIFO):
@@ -299,10 +296,7 @@ class RedriveResult:
 
 
 def start_task(client: SQSClient, source_url: str, source_arn: str, destination_arn: str) -> str | None:
-    """Have SQS move all messages, and return the task's handle; None where it cannot, or would move too many.
-
-    :raises botocore.exceptions.ClientError: SQS refused.
-    """
+    """Have SQS move all messages, and return the task's handle; None where it cannot, or would move too many."""
     try:
         users = client.list_dead_letter_source_queues(QueueUrl=source_url, MaxResults=2)
         name = destination_arn.rsplit(":", 1)[-1]
@@ -354,11 +348,7 @@ class DeadLetterMover:
     _began: float = math.inf
 
     def run(self) -> RedriveResult:
-        """Move all visible messages.
-
-        :raises botocore.exceptions.ClientError: SQS refused; nothing is lost.
-        :raises botocore.exceptions.BotoCoreError: SQS could not be reached; nothing is lost.
-        """
+        """Move all visible messages."""
         done = RedriveResult()
         known = 0
         try:

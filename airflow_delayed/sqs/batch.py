@@ -87,11 +87,7 @@ class BatchSender:
         self.requests: Counter[str] = Counter()
 
     def send_each(self, items: Iterable[T], address: Callable[[T], AddressedEntry]) -> Iterator[EntryOutcome[T]]:
-        """Send items and yield each outcome as soon as it is known, of some even if SQS cannot be reached afterwards.
-
-        :raises botocore.exceptions.ClientError: SQS refused for a reason that is not about the messages.
-        :raises botocore.exceptions.BotoCoreError: SQS could not be reached.
-        """
+        """Send items and yield each outcome as soon as it is known, of some even if SQS is away afterwards."""
         pairs = [(item, address(item)) for item in items]
         for tries in range(1, TRIES + 1):
             last = tries == TRIES
@@ -313,10 +309,7 @@ def visibility_seconds(span: Duration, *, received_at: datetime | None, now: dat
 
 
 def change_visibility(client: SQSClient, url: str, seconds: Mapping[str, int]) -> dict[str, str]:
-    """Hide received messages for so many seconds from now, by receipt handle; return the reasons of refusals.
-
-    :raises botocore.exceptions.ClientError: SQS refused, and not because of a message.
-    """
+    """Hide received messages for so many seconds from now, by receipt handle; return the reasons of refusals."""
     refused: dict[str, str] = {}
     handles = list(seconds)
     for start in range(0, len(handles), MAX_ENTRIES):

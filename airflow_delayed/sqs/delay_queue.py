@@ -345,8 +345,6 @@ class DelayQueue:
         :param wait_seconds: how long to wait for the first message if there is none: 0 to 20.
         :param stop: asked before each batch; received messages that are not sent on yet become visible again at once.
         :raises DestinationGone: there is nowhere to deliver to.
-        :raises botocore.exceptions.ClientError: SQS refused; nothing is lost.
-        :raises botocore.exceptions.BotoCoreError: SQS could not be reached; nothing is lost.
         """
         counts = CycleCounts()
         before = self.sender.requests.copy()

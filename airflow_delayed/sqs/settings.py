@@ -267,7 +267,6 @@ def compare_destination(
 ) -> list[Difference]:
     """Return the settings of a destination that are not as wanted.
 
-    :param dead_letter: the name in SQS of the dead-letter queue that is wanted.
     :param target: its ARN; without it the redrive policy can be compared, and not repaired.
     """
     problems: list[Difference] = []

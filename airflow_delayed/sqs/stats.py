@@ -261,11 +261,7 @@ def estimate(delay: timedelta, *, price: float) -> float:
 
 
 def advice(messages: int, delays: timedelta) -> str | None:
-    """Return a line for the log about a send through delay queues; None if it takes few requests.
-
-    :param messages: how many are due in over 900 s.
-    :param delays: their delays, added up.
-    """
+    """Return a line for the log about a send through delay queues; None if it takes few requests."""
     if not messages:
         return None
     average = delays / messages

@@ -1,30 +1,7 @@
 """The FastAPI app of the page and its API, mounted at ``/delayed-deliveries`` and built by the first request.
 
-============================================ ========= =================================================================
-path                                         right     answer
-============================================ ========= =================================================================
-``GET /``                                    opens     ``static/index.html``, in which ``static/`` before a file's name
-                                                       becomes ``static/<hash of all files>/``
-``GET /static/<hash>/<file>``                opens     a file of the folder ``static``, cached for a year
-``GET /api/v1/connections``                  opens     see ``security``
-``GET /api/v1/health``                       opens     see ``verdict``; of the connections that the user views
-``GET /api/v1/live``                         opens     see ``api_live``; of the connections that the user views
-``GET /api/v1/stores/{id}/failures``, ...    views     see ``api_live``
-``GET /api/v1/stores/{id}/summary`` ...      views     see ``api_stores``
-``GET /api/v1/stores/{id}/body``             reads     see ``api_stores``
-``POST /api/v1/stores/{id}/cancel`` ...      edits     see ``api_stores``
-``POST /api/v1/stores/{id}/pause``, unpause  edits     see ``api_pauses``
-``GET /api/v1/stores/{id}/pauses``           views     see ``api_pauses``
-``GET /api/v1/rabbitmq|sqs/.../summary``     views     see ``api_brokers``
-``POST /api/v1/rabbitmq|sqs/.../redrive``    edits     see ``api_brokers``
-``GET /api/v1/stores/.../timeline``          views     see ``api_stores``
-``GET /openapi.json``                        opens     all of it for programs
-============================================ ========= =================================================================
-
-The four rights are those of the module ``security``. Each path answers 401 without a login, and 403 without the right.
-The body of an error is ``{"error": {"code", "message"}}``: 400 invalid input, 403 also a change from another site, 404
-a connection that is not configured, 409 tables that are not ready, 415 a body that is not JSON, 503 a database or
-broker that is away or busy, 504 an answer that took over five seconds.
+docs/operations/api.md has the paths. The four rights are those of the module ``security``: each path answers 401 without
+a login, and 403 without the right. The body of an error is ``{"error": {"code", "message"}}``, see ``errors``.
 
 The content security policy of the page allows scripts, styles, images, fonts and requests from this path's origin
 alone, nothing inline; images also as ``data:``. The page sends its requests relative to its own address,

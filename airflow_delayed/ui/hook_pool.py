@@ -73,11 +73,7 @@ class HookPool:
         self._since: dict[Hashable, datetime] = {}
 
     async def call(self, connection_id: str, work: Callable[[], T], *, seconds: float | None = None) -> T:
-        """Run ``work``, which uses that connection, and return its result.
-
-        :raises TooSlow: it takes longer.
-        :raises Busy: too many requests wait for the connection.
-        """
+        """Run ``work``, which uses that connection, and return its result."""
         return await self._bulkhead.call(connection_id, work, seconds=seconds or self._seconds)
 
     async def call_store(
@@ -120,8 +116,6 @@ class HookPool:
 
         If there are no new ones within half a second: the last ones, or None if these are older than twice ``kept``.
         Ask a connection that has just answered: a connection that hangs would keep one more call.
-
-        :param kept: seconds for which they are kept at least, and at most.
         """
         asked = self.figures(connection_id, name, make, kept=kept)
         try:

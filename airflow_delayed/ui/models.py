@@ -546,11 +546,7 @@ class MessageDetail(ApiModel):
         *,
         values: bool,
     ) -> Self:
-        """Return everything that is known of an id, except its body.
-
-        :param content: of a message that is in the store, or of a cancelled message that can be restored.
-        :param values: show the values of headers, and why the message failed.
-        """
+        """Return everything that is known of an id, except its body."""
         headers = content.headers if content else None
         return cls(
             at=now,

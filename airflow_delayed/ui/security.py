@@ -177,10 +177,7 @@ def log_unexpected(path: str, error: Exception) -> None:
 
 
 def check_write(request: Request) -> None:
-    """Refuse a change that another site made a logged-in user's browser send, and a body that is too long.
-
-    :raises HTTPException: 403, 411, 413, 415.
-    """
+    """Refuse a change that another site made a logged-in user's browser send, and a body that is too long."""
     headers = request.headers
     own = (urlsplit(conf.get("api", "base_url", fallback="")).netloc, headers.get("host", ""))
     if problem := csrf_problem(headers.get("sec-fetch-site"), headers.get("origin"), own):
@@ -276,10 +273,7 @@ class PageConnection:
 
 
 def configured() -> list[PageConnection]:
-    """Return all connections of the configuration, in that order.
-
-    :raises InvalidOption: an option makes no sense.
-    """
+    """Return all connections of the configuration, in that order."""
     stores = [PageConnection(conn_id, "store") for conn_id in config.page_stores()]
     brokers = [PageConnection(conn_id, "rabbitmq") for conn_id in config.page_rabbitmq()]
     return [*stores, *brokers, *(PageConnection(conn_id, "sqs", queue) for conn_id, queue in config.page_sqs())]

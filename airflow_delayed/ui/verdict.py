@@ -208,11 +208,7 @@ async def merged_causes(
     *,
     details: Collection[PageConnection],
 ) -> list[Cause]:
-    """Return what is wrong by the answer of each connection, the gravest first, without what follows from another.
-
-    :param may_read: whether the user may read a DAG.
-    :param details: connections whose hosts and errors the user may read.
-    """
+    """Return what is wrong by the answer of each connection, the gravest first, without what follows from another."""
     found: list[Cause] = []
     for connection, answer in zip(connections, answers, strict=True):
         since = pool.since(connection, isinstance(answer, Exception))

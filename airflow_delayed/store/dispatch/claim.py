@@ -420,10 +420,7 @@ def next_entry(
 def count_others(
     connection: Connection, tables: Tables, deliver_conn_ids: Sequence[str | None], due_by: datetime
 ) -> int:
-    """Count the messages of other connections than these that are due by a time.
-
-    :param deliver_conn_ids: None among them means the queue tables of the store's own database.
-    """
+    """Count the messages of other connections than these that are due by a time."""
     table = tables.messages
     column = table.c.DeliverConnId
     names = [name for name in deliver_conn_ids if name is not None]

@@ -124,10 +124,7 @@ class CustomDispatcher:
         return report
 
     def once(self, most: float | None = None) -> None:
-        """Try each due message once.
-
-        :raises BreakerTripped: the store failed for too long.
-        """
+        """Try each due message once."""
         if not self._initialized:
             self._try(self._fetching, lambda: self._store.initialize(self._name, "at_least_once"))
             if self._set_up:

@@ -195,8 +195,6 @@ class Dispatcher:
         A connection that fails is tried again after growing pauses until its breaker trips; the others go on meanwhile.
 
         :param most: claim nothing more after so many seconds, even if messages keep falling due.
-        :raises BreakerTripped: the store's own database failed for too long.
-        :raises TopologyError: the store has no table.
         """
         workers = [worker for worker in self._open() if worker.unavailable is None]
         assert self._threads is not None

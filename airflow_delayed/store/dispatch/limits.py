@@ -104,10 +104,7 @@ class Breaker:
 
 
 class RateBreaker:
-    """Trips when there are more failures than ``maximum_per_second`` a second, over 30 seconds.
-
-    May be used by several threads.
-    """
+    """Trips when there are more failures than ``maximum_per_second`` a second, over 30 seconds."""
 
     def __init__(
         self,
@@ -152,8 +149,6 @@ class RateLimit:
     """Limits the messages that this process claims to ``per_second`` a second; those of one second may go at once.
 
     A token bucket, full at its beginning. May be used by several threads.
-
-    :param per_second: more than 0; None: no limit.
     """
 
     def __init__(self, per_second: float | None, monotonic: Callable[[], float]) -> None:

@@ -97,12 +97,7 @@ class DispatchLoop:
         self._sleep = dispatcher.sleep
 
     def run(self) -> DispatchReport | None:
-        """Dispatch and sleep until the end, close the dispatcher, and return the counts; None: it was stopped.
-
-        :raises DispatchFailed: see :meth:`Dispatcher.check`.
-        :raises BreakerTripped: the store's own database failed for too long.
-        :raises TopologyError: the store has no table.
-        """
+        """Dispatch and sleep until the end, close the dispatcher, and return the counts; None: it was stopped."""
         dispatcher = self._dispatcher
         try:
             while not dispatcher.stopped:

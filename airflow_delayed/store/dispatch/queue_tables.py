@@ -78,8 +78,6 @@ class QueueTables:
         """Insert messages into their destinations, and return the failures by id.
 
         A row that is there with the same content is the same message, delivered before.
-
-        :raises sqlalchemy.exc.DBAPIError: the connection or its transaction is lost.
         """
         failures: dict[str, Failure] = {}
         by_destination: dict[str, list[DelayedMessage]] = {}

@@ -326,10 +326,7 @@ def _trouble_of(written: Mapping[str, Any]) -> Trouble:
 
 
 def last_seen(connection: Connection, tables: Tables, deliver_conn_id: str | None) -> datetime | None:
-    """Return when a dispatcher was last at work for a connection, or None if none was for about a day.
-
-    :param deliver_conn_id: None for the queue tables of the store's own database.
-    """
+    """Return when a dispatcher was last at work for a connection, or None if none was for about a day."""
     table = tables.dispatchers
     # as JSON has the name; other texts that contain it are left out below
     name = table.c.ConnIds.contains(json.dumps(deliver_conn_id, ensure_ascii=False), autoescape=True)

@@ -185,8 +185,6 @@ class DispatchRepository:
         If that fails, each is done in a transaction of its own.
 
         :return: batches of the policy's size, none if nothing is due; and the turns for the next claim.
-        :raises BreakerTripped: settling or claiming has failed for too long.
-        :raises TopologyError: the store has no table.
         """
         if sent:
             try:
@@ -205,10 +203,7 @@ class DispatchRepository:
         return self._persist(Activity.CLAIM, lambda: self._transact((), turns, limit))
 
     def settle(self, batches: Sequence[ClaimedBatch]) -> None:
-        """Write the outcomes of batches, in one transaction for all, which saves commits and their waits.
-
-        :raises BreakerTripped: it has failed for too long. Others may claim the messages when their leases end.
-        """
+        """Write the outcomes of batches, in one transaction for all, which saves commits and their waits."""
         if batches:
             self._persist(
                 Activity.SETTLE,

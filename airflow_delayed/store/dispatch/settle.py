@@ -225,10 +225,7 @@ def _move(connection: Connection, tables: Tables, rows: Sequence[Row], reason: s
 def given_up(
     connection: Connection, tables: Tables, deliver_conn_ids: Sequence[str | None], since: datetime
 ) -> dict[str, str]:
-    """Return the messages of these connections that were given up since a time: the reason of each by its id.
-
-    :param deliver_conn_ids: None among them means the queue tables of the store's own database.
-    """
+    """Return the messages of these connections that were given up since a time: the reason of each by its id."""
     table = tables.failed
     listed: ColumnElement[bool] = table.c.DeliverConnId.in_([name for name in deliver_conn_ids if name is not None])
     if None in deliver_conn_ids:

@@ -155,7 +155,6 @@ class ClaimRound:
     def served(self, cursor: ClaimCursor, rows: Sequence[Row], wanted: int, *, from_oldest: bool) -> None:
         """Note what the cursor has claimed whose turn it was.
 
-        :param cursor: as it is after the claim.
         :param from_oldest: it began with the oldest message.
         """
         self._waiting.popleft()

@@ -303,10 +303,7 @@ class ConnectionWorker:
         self.unavailable, self.cause = None, None
 
     def run(self, threads: Executor) -> None:
-        """Dispatch what is due, until there is nothing more, or the breaker trips.
-
-        :raises BreakerTripped: the store's own database has failed for too long.
-        """
+        """Dispatch what is due, until there is nothing more, or the breaker trips."""
         while not self._in_use.acquire(timeout=_STEP):
             if self._repository.stop.is_set():
                 return
