@@ -1,7 +1,7 @@
 """The FastAPI app of the page and its API, mounted at ``/delayed-deliveries`` and built by the first request.
 
-docs/operations/api.md has the paths. The four rights are those of the module ``security``: each path answers 401 without
-a login, and 403 without the right. The body of an error is ``{"error": {"code", "message"}}``, see ``errors``.
+docs/operations/api.md has the paths. The four rights are those of the module ``security``: each path answers 401
+without a login, and 403 without the right. The body of an error is ``{"error": {"code", "message"}}``, see ``errors``.
 
 The content security policy of the page allows scripts, styles, images, fonts and requests from this path's origin
 alone, nothing inline; images also as ``data:``. The page sends its requests relative to its own address,
