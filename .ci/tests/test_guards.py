@@ -103,15 +103,6 @@ def test_a_room_or_the_core_with_too_many_doors(package, room, most):
     assert {one.file for one in guards.violations(folder) if one.rule == "door"} == {f"house/{room}".rstrip("/")}
 
 
-def test_a_facade_hides_no_door(package):
-    """Neither a module that passes names on, nor a module that is imported as a whole."""
-    files = {"store/rows.py": "", "store/api.py": "from house.store.rows import a, b", "x/f.py": ""}
-    ways = {"y/one.py": "from house.store.api import a", "y/two.py": "from house.store import api\napi.b(api.c)"}
-    package_ = guards.Package(package({**files, **ways}))
-    used = {name for one in package_.imports if one.importer.startswith("house.y") for name in one.names}
-    assert used == {"a", "b", "c"}
-
-
 def test_a_room_imports_what_its_row_allows(package, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("| core | the core | |\n| `x/` | some | `y`, `z` |\n| `y/` | some | |\n| `gone/` | some | |\n")
@@ -119,38 +110,6 @@ def test_a_room_imports_what_its_row_allows(package, tmp_path):
     layers = list(guards.layers(guards.Package(package({**files, "z/a.py": ""})), page))
     assert [(one.place, one.text.partition(";")[0]) for one in layers[:1]] == [("house/y/b.py:2", "y imports x")]
     assert sorted(one.text.partition(" ")[0] for one in layers[1:]) == ["gone", "x", "z"]
-
-
-@pytest.mark.parametrize(
-    "first, second, places",
-    [
-        (":param a: the way.\n", ":param a: the\n        way.\n    :param b: another.\n", [3, 3]),
-        (":param a: the way.\n", ":param b: the way.\n", []),
-        (":param a: see :class:`A`.\n", ":param a: see :class:`A`.\n", []),
-        (":param a: the way.\n\n    More.\n", ":param a: the way.\n    :returns: it.\n", [3, 3]),
-    ],
-)
-def test_a_parameter_described_twice(package, first, second, places):
-    files = {
-        f"{name}.py": f'def {name}():\n    """Do.\n    {text}    """'
-        for name, text in zip("ab", (first, second), strict=True)
-    }
-    parameters = found(package(files), "parameter")
-    assert [int(place.partition(":")[2]) for place, _ in parameters] == places
-
-
-@pytest.mark.parametrize(
-    "text, places",
-    [
-        ("if hook.dialect_name == 'sqlite': ...", ["house/a.py:1"]),
-        ("a = 1 if 'mysql' != engine.dialect.name else 2", ["house/a.py:1"]),
-        ("\nmatch dialect_name:\n    case _: ...", ["house/a.py:2"]),
-        ("a = dialect_named(hook.dialect_name).is_file", []),
-        ("a = dialect.named == 1", []),
-    ],
-)
-def test_a_database_compared_by_name(package, text, places):
-    assert [place for place, _ in found(package({"a.py": text, "store/dialects.py": text}), "dialect")] == places
 
 
 @pytest.mark.parametrize(
@@ -173,25 +132,6 @@ def test_words_that_say_too_little(package, text, line):
     ((place, remedy),) = found(package({"a.py": text}), "word")
     assert place == f"house/a.py:{line}"
     assert "; say " in remedy
-
-
-def test_the_name_of_a_module_is_a_name(package):
-    assert [place for place, _ in found(package({"told.py": ""}), "word")] == ["house/told.py:1"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'raise ValueError("is told anew")',
-        "# told",
-        "import said",
-        "x = y.told(meant=1)",
-        "meantime = besides = 1",
-        "found = _LEFT = 1",
-    ],
-)
-def test_other_texts_and_the_names_of_others_are_free(package, text):
-    assert found(package({"a.py": text}), "word") == []
 
 
 def run(folder: Path, counts: Path, capsys, *arguments: str) -> str:
@@ -218,15 +158,6 @@ def test_a_count_may_only_fall(package, tmp_path, capsys):
     assert run(folder, counts, capsys, "--lower") == ""
     assert counts.read_text() == "word house/a.py 1\n"
     assert run(folder, counts, capsys) == ""
-
-
-def test_a_file_that_is_renamed_takes_its_number_along(package, tmp_path, capsys):
-    counts = tmp_path / "counts.txt"
-    counts.write_text("word house/old.py 1\n")
-    folder = package({"new.py": "told = 1"})
-    assert run(folder, counts, capsys) != ""
-    assert run(folder, counts, capsys, "--lower") == ""
-    assert counts.read_text() == "word house/new.py 1\n"
 
 
 def test_no_rule_pays_for_another(package, tmp_path, capsys):

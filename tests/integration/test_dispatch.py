@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import re
@@ -53,14 +52,6 @@ def test_the_databases_clock_decides(store: Store):
     assert timedelta(0) < transport.delays["due"] <= MINUTE + SECOND
 
 
-def test_a_transport_gets_nothing_beyond_its_horizon(store: Store):
-    hook, transport = store.installed(), Transport(horizon=870 * SECOND)
-    now = hook.now()
-    hook.send([message("near", now + 800 * SECOND), message("far", now + 900 * SECOND)])
-    store.dispatcher(hook, transport, lookahead=timedelta(hours=1)).run()
-    assert transport.ids == ["near"]
-
-
 def test_everything_that_a_message_says_arrives(store: Store):
     hook, transport = store.installed(), Transport()
     first = message(
@@ -77,18 +68,6 @@ def test_everything_that_a_message_says_arrives(store: Store):
     store.dispatcher(hook, transport).run()
     assert transport.sent == [first, empty]
     assert [one.body for one in transport.sent] == [first.body, b""]
-
-
-def test_the_collector_of_garbage_is_as_it_was_after_a_dispatch(store: Store):
-    class Asked(Transport):
-        def send(self, messages):
-            seen.append(gc.get_threshold())
-            return super().send(messages)
-
-    hook, seen, before = store.installed(), list[tuple[int, int, int]](), gc.get_threshold()
-    hook.send([message("one", hook.now())])
-    store.dispatcher(hook, Asked()).run()
-    assert (len(seen), seen[0] > before, gc.get_threshold()) == (1, True, before)
 
 
 def test_rows_of_connections_that_are_not_listed_are_left_and_counted(store: Store):

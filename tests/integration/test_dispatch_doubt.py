@@ -6,11 +6,9 @@ import threading
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Engine, event, select
-from support.standing import hold
+from sqlalchemy import Engine, event
 from support.stores import Store, Transport, message
 
-from airflow_delayed.store.dispatch import settle
 from airflow_delayed.store.dispatch.report import DispatchFailed
 
 pytestmark = pytest.mark.mariadb
@@ -80,19 +78,3 @@ def test_what_is_settled_again_after_a_commit_in_doubt_counts_once(store: Store,
     assert store.past(hook) == {"good": "dispatched"}
     counts = dispatcher.report
     assert (counts.dispatched, counts.failed, counts.expired, counts.retried) == (1, 1, 1, 1)
-
-
-def test_what_was_moved_to_the_failed_messages_stays_there_when_it_is_moved_again(store: Store):
-    hook = store.installed()
-    now = hook.now()
-    hook.send([message("a", now - SECOND), message("b", now - SECOND)])
-    assert hold(hook, "a", "b", dispatcher="me") == {"a", "b"}
-    messages = hook.tables.messages
-    with hook.engine.connect() as connection:
-        rows = [dict(row) for row in connection.execute(select(messages)).mappings()]
-    first = [(row, "odd") for row in rows if row["Id"] == "a"]
-    for failed in (first, [(row, "odd") for row in rows]):
-        with hook.engine.begin() as connection:
-            settle.write_outcomes(connection, hook.tables, {"me": settle.BatchOutcome(failed=failed)}, now)
-    assert store.given_up(hook) == dict.fromkeys("ab", ("failed", 1, "odd"))
-    assert hook.count() == 0

@@ -190,36 +190,6 @@ def test_a_dispatcher_needs_no_airflow():
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_a_dispatcher_passes_over_what_another_holds_and_nobody_waits(store: Store):
-    hook = store.installed()
-    names = [f"m{n}" for n in range(10)]
-    hook.send(message(name, hook.now() - SECOND + n * SECOND / 100) for n, name in enumerate(names))
-    holding, go_on = threading.Event(), threading.Event()
-
-    class Slow(Transport):
-        def send(self, messages):
-            report = super().send(messages)
-            holding.set()
-            assert go_on.wait(60)
-            return report
-
-    slow, quick = Slow(), Transport()
-    first = threading.Thread(target=store.dispatcher(store.hook(), slow, batch_size=4).run)
-    first.start()
-    assert holding.wait(60)
-    wait_until(lambda: len(store.leased(hook)) == 8)  # it claims ahead while it sends
-    assert store.dispatcher(hook, quick, batch_size=4).run().dispatched == 2
-    assert quick.ids == names[8:]
-    # that this comes to an end says that it does not wait for the one who sends
-    assert hook.send([message("new", hook.now()), message("other", hook.now())]).sent == 2
-    assert hook.cancel(["other"]) == {"other": "cancelled"}
-    assert len(list(hook.list())) == 9
-    go_on.set()
-    first.join(60)
-    assert slow.ids == [*names[:8], "new"]
-    assert hook.count() == 0
-
-
 class Jump:
     """Time that jumps, as it does for a process that was stopped for a while: its leases end unrenewed."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 
 import pytest
@@ -34,27 +33,6 @@ def test_what_is_due_for_few_does_not_wait_for_a_backlog_of_another(store: Store
     assert transport.ids.index("few0") < transport.ids.index("few9")
     bulk = [int(one.message_id.removeprefix("bulk")) for one in transport.sent if one.destination == "bulk"]
     assert bulk == sorted(bulk)
-
-
-def test_two_backlogs_share_the_claims(store: Store):
-    hook, transport = store.installed(), Transport()
-    time = Time(hook)
-    sends(hook, time.start, first=1500, second=1500)
-    store.dispatcher(hook, transport, **time.options(), batch_size=50).run()
-    order = [one.destination for one in transport.sent]
-    assert len(order) == 3000
-    assert order[:1600].count("second") >= 400
-    assert len(set(transport.ids)) == 3000
-
-
-def test_queue_tables_take_turns(store: Store):
-    hook = store.installed("bulk", "few", deliver_conn_id=None)
-    time = Time(hook)
-    sends(hook, time.start, bulk=300, few=5)
-    assert store.dispatcher(hook, **time.options(), batch_size=50).run().dispatched == 305
-    for name, count in (("bulk", 300), ("few", 5)):
-        rows = store.rows(hook, name)
-        assert len({json.loads(headers)["NServiceBus.MessageId"] for headers, _ in rows}) == len(rows) == count
 
 
 @on_postgres_too

@@ -33,13 +33,6 @@ def dags_of(block):
     return {dag.dag_id: dag for dag in made}
 
 
-def test_every_block_is_ten_lines_or_so(here):
-    blocks = code_blocks(here)
-    assert len(blocks) == 11
-    for block in blocks:
-        assert len([line for line in block.splitlines() if line and not line.startswith(("from ", "import "))]) <= 12
-
-
 def test_sqs_dags_are_dags(here):
     dags = dags_of(block_with(here, "remind_by_sqs"))
     assert {name: list(dag.task_ids) for name, dag in dags.items()} == {

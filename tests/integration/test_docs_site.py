@@ -5,9 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from functools import cache, partial
@@ -126,12 +124,6 @@ def test_the_search_finds(page: chromium.Page, address: str, query: str, wanted:
     assert wanted in found[:15]
 
 
-def test_the_search_needs_no_server(page: chromium.Page, site: Path) -> None:
-    page.go(f"{(site / 'search.html').as_uri()}?q=lookahead")
-    page.wait_for("/found \\d+/.test(document.body.innerText)")
-    assert any(link.endswith("dispatchers.html") for link in page.evaluate(RESULTS))
-
-
 def show(page: chromium.Page, address: str, path: str, theme: str = "light") -> None:
     page.go(f"{address}{path}")
     if path == SEARCH:
@@ -158,19 +150,6 @@ def test_a_phone_shows_a_page_without_scrolling_sideways(page: chromium.Page, ad
     page.resize(390, 844)
     show(page, address, path)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_a_phone_leads_from_page_to_page_and_the_theme_is_changed_by_a_button(
-    page: chromium.Page, address: str
-) -> None:
-    page.resize(390, 844)
-    page.go(f"{address}{PAGES[0]}")
-    before = page.evaluate("document.body.dataset.theme")
-    page.click(".mobile-header .theme-toggle")
-    assert page.evaluate("document.body.dataset.theme") != before
-    page.click("label[for=__navigation]")
-    page.click(".sidebar-tree a", text="Run dispatchers")
-    page.wait_for("location.pathname.endsWith('/docs/store/dispatchers.html')")
 
 
 def described(site: Path, path: str) -> str:
@@ -217,16 +196,6 @@ def parameters(base: type) -> set[str]:
     return set(inspect.signature(base.__init__).parameters)  # type: ignore[misc]
 
 
-def test_the_reference_groups_the_parameters_of_a_send(site: Path) -> None:
-    text = described(site, "airflow_delayed.operators.send.DelayedSendOperator")
-    groups = ["What to send", "When", "Where to", "Safety", "Result"]
-    places = [text.index(f"\n{group}\n") for group in groups]
-    assert places == sorted(places)
-    assert places[1] < text.index("delay_from (") < places[2]
-    # Airflow's own are Airflow's
-    assert "trigger_rule" not in text
-
-
 def test_the_reference_has_each_error_command_and_option(site: Path) -> None:
     text = parsed(site / "docs/reference/errors.html").get_text()
     own = [name for name, each in vars(errors).items() if getattr(each, "__mro__", ())[-2:-1] == (BaseException,)]
@@ -247,30 +216,3 @@ def test_no_help_has_a_word_in_brackets() -> None:
     texts = [command.description or command.help for command in group.subcommands]
     texts += [each.kwargs.get("help", "") for command in group.subcommands for each in command.args]
     assert [text for text in texts if re.search(r"\[[a-z]", text)] == []
-
-
-def test_a_fault_of_a_page_fails_the_build_with_what_to_do(tmp_path: Path) -> None:
-    for name in (".ci/docs", "docs/conf.py", "docs/_sphinx", "airflow_delayed/__init__.py"):
-        target = tmp_path / name
-        target.parent.mkdir(exist_ok=True)
-        (shutil.copytree if (HERE / name).is_dir() else shutil.copy)(HERE / name, target)
-    (tmp_path / ".venv").symlink_to(sys.prefix)
-    pages = {"docs/README.md": "# Start", "docs/store/README.md": "# Store\n\n## Sizes", "README.md": "# Overview"}
-    for name, text in pages.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert build(tmp_path, tmp_path / "site").stderr == ""
-    (tmp_path / "docs/newroom").mkdir()
-    (tmp_path / "docs/newroom/page.md").write_text("# Page")
-    page = tmp_path / "docs/store/page.md"
-    page.write_text("# Page\n\n[a](nowhere.md) [b](README.md#prices) [c](README.md#sizes)\n")
-    # and again, when Sphinx would have nothing to read
-    for _ in range(2):
-        built = build(tmp_path, tmp_path / "site")
-        assert built.returncode == 1
-        assert "docs/newroom/page.md: WARNING: document isn't included in any toctree" in built.stderr
-        assert "docs/store/page.md:3: WARNING: 'myst' cross-reference target not found: 'nowhere.md'" in built.stderr
-        assert "docs/store/page.md:3: WARNING: local id not found in doc 'docs/store/README': 'prices'" in built.stderr
-        assert "'sizes'" not in built.stderr
-        assert "add its folder to SIDE_BAR in docs/conf.py" in built.stderr
-        assert "The link names a file, a page or a heading that is not there" in built.stderr

@@ -64,11 +64,6 @@ def table(*rows: tuple[str, ...]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *others)) + "\n"
 
 
-def test_the_index_names_every_page(docs: Path):
-    assert {f"{page}.md" for page in PAGES} == {path.name for path in docs.glob("*.md")}
-    assert set(pages.links(docs / "README.md")) == {f"{page}.md" for page in PAGES[1:]}
-
-
 def test_the_connection_of_the_index_is_one(docs: Path, monkeypatch: pytest.MonkeyPatch):
     (line,) = (line for line in (docs / "README.md").read_text().splitlines() if "AIRFLOW_CONN_AWS_DEFAULT" in line)
     name, value = shlex.split(line)[1].split("=", 1)

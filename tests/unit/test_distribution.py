@@ -107,17 +107,6 @@ def test_the_metadata(built):
     assert not {"Home-page", "Author-email", "Maintainer-email"} & set(data)
 
 
-def test_the_wheel_has_the_text_of_the_licence(built):
-    with zipfile.ZipFile(built.wheel) as archive:
-        texts = {
-            name.partition(".dist-info/licenses/")[2]: archive.read(name).decode()
-            for name in archive.namelist()
-            if ".dist-info/licenses/" in name
-        }
-    assert texts.keys() == set(built.metadata().get_all("License-File"))
-    assert "Apache License" in texts["LICENSE"]
-
-
 def test_the_addresses_are_those_of_one_line(built):
     """Nobody has published it yet, and no address is invented."""
     (line,) = re.findall(r"^urls = (\{.*\})$", (TOP / "pyproject.toml").read_text(), re.MULTILINE)

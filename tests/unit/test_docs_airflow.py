@@ -6,7 +6,6 @@ import inspect
 import re
 from pathlib import Path
 
-import pytest
 from support import pages
 
 from airflow_delayed import sources
@@ -35,8 +34,3 @@ def test_the_page_of_security_and_its_code() -> None:
     page = DOCS / "security.md"
     assert list(pages.run(page)) == [None]
     assert page.name in pages.links(DOCS / "README.md")
-
-
-@pytest.mark.parametrize("page", sorted(DOCS.glob("airflow/*.md")), ids=lambda page: page.stem)
-def test_the_index_names_the_page(page: Path) -> None:
-    assert f"airflow/{page.name}" in pages.links(DOCS / "README.md")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import xml.etree.ElementTree as ElementTree
 from datetime import timedelta
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from airflow.cli import cli_parser
 from airflow.configuration import conf
@@ -35,26 +33,6 @@ def documents(page: Path) -> list[Any]:
 
 def default(section: str, option: str) -> str:
     return str(conf.get_default_value(section, option))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_has_one_title(page: Path) -> None:
-    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert len(re.findall(r"^# ", prose, re.MULTILINE)) == 1
-
-
-def test_the_drawing_is_svg_and_has_a_text() -> None:
-    root = ElementTree.parse(DOCS / "start/way.svg").getroot()
-    assert {f"{{http://www.w3.org/2000/svg}}{name}" for name in ("title", "desc")} <= {child.tag for child in root}
-
-
-def test_a_word_of_the_glossary_has_one_sentence() -> None:
-    entries = re.findall(r"^## (.+)\n\n((?:.+\n)+)", (DOCS / "start/glossary.md").read_text(), re.MULTILINE)
-    assert len(entries) >= 35
-    names = [name.lower() for name, _ in entries]
-    assert names == sorted(set(names))
-    for name, text in entries:
-        assert len(re.findall(r"\.\s", text.replace("...", ""))) == 1, name
 
 
 def test_the_defaults_of_concepts_and_glossary() -> None:

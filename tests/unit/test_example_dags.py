@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -31,14 +30,3 @@ def test_a_row_of_the_table_is_true(name):
     # rounded; a line more or less must not need a change of the table
     assert abs(len(code.splitlines()) - int(lines)) <= 10
     assert set(re.findall(CONNECTION, connections)) == set(re.findall(f'"({CONNECTION})"', code))
-
-
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "quickstart.py"])
-def test_an_example_says_what_it_does_needs_and_how_to_run_it(name):
-    code = (DAGS / name).read_text()
-    what, needs, how = (ast.get_docstring(ast.parse(code)) or "").split("\n\n")
-    assert what.endswith(".")
-    assert re.match(r"Connections?: ", needs)
-    assert set(re.findall(CONNECTION, needs)) == set(re.findall(f'"({CONNECTION})"', code))
-    assert how.startswith("Run: ")
-    assert code.count("DAG(\n") + code.count('DAG("') == code.count("doc_md=__doc__")

@@ -19,7 +19,6 @@ from airflow.sdk import BaseHook, BaseNotifier, BaseOperator, BaseOperatorLink, 
 from airflow.triggers.base import BaseTrigger
 
 import airflow_delayed
-from airflow_delayed.delivery import BUILT_IN
 from airflow_delayed.provider_info import get_provider_info
 
 INFO = get_provider_info()
@@ -142,12 +141,3 @@ def test_airflow_knows_the_links_and_the_configuration():
     assert dict(manager.provider_configs)["airflow-provider-delayed"] == INFO["config"]
     for hook in (kind["hook-class-name"] for kind in INFO["connection-types"]):
         assert hook in classes(BaseHook, "hooks")
-
-
-@pytest.mark.parametrize("target", sorted(set(BUILT_IN.values())))
-def test_every_transport_offers_the_interface(target):
-    module, _, name = target.partition(":")
-    hook = getattr(import_module(module), name)
-    for method in ("install", "verify", "check", "send", "close"):
-        assert callable(getattr(hook, method)), method
-    assert isinstance(hook.horizon, property)

@@ -112,32 +112,6 @@ def test_a_full_queue_without_messages_is_no_longer_tried(store: Store, vhost: V
     assert made.next_due() is None
 
 
-def test_a_queue_that_is_gone_holds_up_no_other(store: Store, vhost: VirtualHost, rabbit: RabbitMQDelayHook):
-    """Its messages are given up at once, as before."""
-    hook = store.installed()
-    time = Time(hook)
-    hook.send(
-        message(f"{name}{n}", time.start - SECOND, destination=name) for n in range(20) for name in ("gone", "orders")
-    )
-    made = store.dispatcher(hook, rabbit, **time.options(), batch_size=10)
-    report = made.once()
-    assert (report.dispatched, report.failed, time.seconds) == (20, 20, 0)
-    assert len(vhost.collect("orders", enough=20)) == 20
-
-
-def test_a_full_queue_is_emptied_when_there_is_room(store: Store, vhost: VirtualHost, rabbit: RabbitMQDelayHook):
-    hook = store.installed()
-    time = Time(hook)
-    hook.send(message(f"full{n}", time.start - SECOND, destination="full") for n in range(5))
-    made = store.dispatcher(hook, rabbit, **time.options())
-    assert made.once().dispatched == 1
-    vhost.manage("DELETE", "queues/{vhost}/full")
-    vhost.declare("full")
-    rabbit.install(["full"])
-    time.seconds += 61
-    assert made.once().dispatched == 4
-
-
 @pytest.fixture
 def frozen(own_vhost: VirtualHost, broker: rabbitmq.Broker) -> Iterator[Callable[[], None]]:
     """Freezes the processes of the queues FROZEN, which confirm nothing then; the function lets them go on."""

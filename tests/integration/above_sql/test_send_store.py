@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -318,26 +317,6 @@ def test_what_waits_is_stored_although_the_broker_is_away(job: Job, monkeypatch,
     assert {one.message_id for one in job.hook.list()} == {"tomorrow", *days}
     assert job.run({"now": MINUTE, **days, "soon": 5 * MINUTE}) == counts(sent=2, duplicates=3000)
     assert job.broker.ids == ["now", "soon"]
-
-
-@on_postgres_too
-def test_rabbitmq_is_down_and_the_store_is_well(store: Store, monkeypatch, connect, log) -> None:
-    store.installed()
-    monkeypatch.setattr(hooks.store, "DelayedStoreHook", here(store))
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        connect("broker", conn_type="rabbitmq", host="127.0.0.1", port=closed.getsockname()[1])
-        send = DelayedSendOperator(
-            task_id="send",
-            conn_id="broker",
-            store_conn_id=store.conn_id,
-            until_due=True,
-            destination="mail",
-            messages=[{"value": name, "delay_seconds": seconds} for name, seconds in (("soon", 600), ("later", 3600))],
-        )
-        assert send.execute(context("tonight"))["stored"] == 2
-    assert "it was not checked whether mail can receive" in log.text
-    assert store.hook().count() == 2
 
 
 def test_a_broker_that_refuses_the_login_is_an_error_of_the_connection(job: Job, monkeypatch) -> None:

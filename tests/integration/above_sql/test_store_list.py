@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import delete
 from support.standing import give_up, hold, mark_dispatched, pause
 from support.stores import DATABASES, Store, message, on_postgres_too
 
@@ -133,16 +131,6 @@ def test_a_list_goes_on_where_another_ended(store: Store):
     assert next(begun).message_id == "m0000"
     assert store.hook().cancel([*wanted[:500], "m2500"]).changed == 501
     assert names(begun)[999:] == [name for name in wanted[1000:] if name != "m2500"]
-
-
-def test_who_writes_after_a_list_has_a_transaction(store: Store):
-    hook = store.installed()
-    hook.send([message("m", LATER)])
-    assert names(hook.list()) == ["m"]
-    with suppress(ZeroDivisionError), hook.engine.begin() as connection:
-        connection.execute(delete(hook.table))
-        raise ZeroDivisionError
-    assert names(hook.list()) == ["m"]
 
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)

@@ -541,38 +541,6 @@ def codes_of(found: dict[str, Any]) -> set[str]:
     return {one["code"] for one in found["causes"]}
 
 
-def test_one_full_queue_holds_up_no_other(world: World):
-    world.serve()
-    queue_is_full(world)
-    with traffic(world):
-        _, found = world.until("the full queue", lambda found: "destination-refuses" in codes_of(found))
-        time.sleep(2)
-
-        def goes_on(found: dict[str, Any]) -> bool:
-            late = {one["destination"]: one for one in found["lateness"]}
-            orders = late.get("orders", {"dispatched": 0, "overdue": 1})
-            return "destination-refuses" in codes_of(found) and orders["dispatched"] > 0 and orders["overdue"] == 0
-
-        _, found = world.until("the other queue", goes_on)
-    late = {one["destination"]: one for one in found["lateness"]}
-    assert late["emails"]["conn_id"] == "rabbit"
-
-
-def test_the_doctor_says_the_same(world: World):
-    world.serve()
-    world.until("all is well", lambda found: found["status"] == "ok")
-    login_is_refused(world)
-    with traffic(world):
-        _, found = world.until("the cause", lambda found: "unreachable" in codes_of(found))
-        (cause,) = found["causes"]
-        examined = examine({world.store.conn_id: [], "rabbit": []}, 15.0)["rabbit"].findings
-    assert [one.code for one in examined if one.severity == "error"] == ["unreachable"]
-    assert "check user and password" in examined[0].what
-    assert "check user and password" in cause["what"]
-    # a refused login is no reason to start a server
-    assert "start it" not in str(examined[0].remedy)
-
-
 def test_a_dispatcher_that_never_ran_is_mentioned_all_the_time(world: World):
     with closing(world.store.hook("rabbit")) as hook:
         hook.send([message("soon", hook.now() + timedelta(seconds=1), destination="orders")])

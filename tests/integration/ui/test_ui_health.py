@@ -206,17 +206,6 @@ def test_a_connection_that_is_away_is_a_cause_and_hides_no_other(
     assert hidden["what"] == "connection 'away' cannot be used; the api-server's log says why"
 
 
-def test_a_broker_that_is_away_comes_before_what_may_follow_from_it(
-    store: Store, page: Page, connect, monkeypatch: pytest.MonkeyPatch
-):
-    connect("broker", conn_type="rabbitmq", host="127.0.0.1", port=1)
-    monkeypatch.setenv("AIRFLOW__DELAYED__PAGE_RABBITMQ", "broker")
-    hook = store.installed()
-    hook.send([message("m", hook.now() - LATE)])
-    found = health(page)["causes"]
-    assert [(one["code"], one["severity"]) for one in found] == [("unreachable", "error"), ("no-dispatcher", "error")]
-
-
 def test_it_is_about_what_the_user_may_view(store: Store, page: Page):
     hook = store.installed()
     hook.send([message("m", hook.now() - LATE)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 
 import pytest
 
@@ -22,13 +21,6 @@ class Waiting(Bulkhead):
 
 def fail() -> None:
     raise KeyError("why")
-
-
-def test_what_is_asked_is_answered():
-    bulkhead = Waiting()
-    assert bulkhead.call("c", lambda: threading.current_thread().daemon, seconds=LONG) is True
-    with pytest.raises(KeyError, match="why"):
-        bulkhead.call("c", fail, seconds=LONG)
 
 
 def test_what_hangs_is_not_waited_for_and_holds_up_only_its_own():
@@ -132,43 +124,6 @@ def test_figures_that_are_forgotten_while_they_are_made_are_not_kept():
     assert cache.compute("store", make) == "of before the change"
     assert cache.get("store") is None
     assert cache.generation("store") > turn
-
-
-def test_who_asks_for_figures_that_hang_is_told_at_once():
-    bulkhead, go = Waiting(), threading.Event()
-    try:
-        with pytest.raises(TooSlow):
-            bulkhead.call("c", go.wait, seconds=0.01, shared="figures")
-        with pytest.raises(Busy, match="'c' has not answered yet"):
-            bulkhead.call("c", go.wait, seconds=LONG, shared="figures")
-    finally:
-        go.set()
-
-
-def test_no_more_than_eight_wait_for_one_connection():
-    bulkhead, go = Waiting(calls=1, waiting=8), threading.Event()
-    ended: list[object] = []
-
-    def ask() -> None:
-        try:
-            ended.append(bulkhead.call("c", go.wait, seconds=LONG, shared="figures"))
-        except Busy as error:
-            ended.append(error)
-
-    threads = [threading.Thread(target=ask) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + LONG
-    while len(ended) < 12 and time.monotonic() < end:
-        time.sleep(0.01)
-    # they were refused while the others wait; and other connections are asked meanwhile
-    assert {str(error) for error in ended} == {"8 requests wait for connection 'c' already; try again in some seconds"}
-    assert (len(ended), bulkhead.call("other", lambda: 1, seconds=LONG)) == (12, 1)
-    go.set()
-    for thread in threads:
-        thread.join()
-    assert ended[12:] == [True] * 8
-    assert bulkhead.call("c", lambda: 1, seconds=LONG) == 1
 
 
 def test_figures_that_may_take_long_are_not_shown_for_ever():
