@@ -81,30 +81,3 @@ def test_a_deadline_that_is_missed_escalates_until_its_run_succeeds(world: World
         return found.state if isinstance(found, Remembered) else None
 
     become(lambda: left() == "cancelled")
-
-
-def test_the_escalation_of_a_red_run_reaches_its_desk(world: World, connect: Callable[..., str]) -> None:
-    live = world.live
-    connect("delayed_store", world.store_url)
-    for dag in ("escalation", "escalation_desk"):
-        become(lambda dag=dag: live.has(dag))
-        live.call("PATCH", f"/dags/{dag}", is_paused=False)
-
-    def called() -> list[str]:
-        run = live.trigger("escalation_desk")
-        assert live.wait("escalation_desk", run) == "success", live.why("escalation_desk", run, "call")
-        bodies: list[str] = live.result("escalation_desk", run, "call")
-        return bodies
-
-    assert called() == []
-    red = live.trigger("escalation")
-    assert live.wait("escalation", red) == "failed"
-    with closing(DelayedStoreHook("delayed_store")) as store:
-        become(lambda: any(store.list(tag=f"notifier:escalation/{red}")))
-        (one,) = store.list(tag=f"notifier:escalation/{red}")
-        # not in half an hour
-        store.reschedule([one.message_id], delay=0)
-    (body,) = called()
-    assert red in body
-    for dag in ("escalation", "escalation_desk"):
-        live.call("PATCH", f"/dags/{dag}", is_paused=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,8 +94,3 @@ def test_cleared_it_waits_for_another_message_and_marked_failed_it_sends_none(wo
     assert datetime.fromisoformat(moment) > datetime.fromisoformat(earlier)
     # 30 s before it was due it would have been given to SQS, and were there to be seen
     assert len(consumer.arrivals()) == before
-
-
-def test_no_log_line_shows_the_body(world: World) -> None:
-    for file in world.live.folder.rglob("*.log"):
-        assert b"precise body" not in Path(file).read_bytes(), file

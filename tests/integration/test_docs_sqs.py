@@ -18,7 +18,7 @@ from support.sqs import World
 
 from airflow_delayed.hooks.sqs import SqsDelayHook
 from airflow_delayed.sensors.fifo_cycle import FifoCycleSensor
-from airflow_delayed.sqs import client, settings
+from airflow_delayed.sqs import client
 from airflow_delayed.sqs.settings import QueueSettings
 from airflow_delayed.sqs.stats import CycleCounts
 from services import sqs
@@ -131,37 +131,6 @@ def test_every_setting_is_told(docs: Path):
     text = (docs / "queues.md").read_text()
     for setting in fields(QueueSettings):
         assert f"`{setting.name}`" in text
-
-
-def test_every_difference_is_told(docs: Path):
-    wanted = QueueSettings(
-        retention=timedelta(days=3),
-        visibility_timeout=60,
-        receive_wait=20,
-        delay=5,
-        encryption="sse-sqs",
-        dead_letter_queue="dead",
-        max_receive_count=5,
-    )
-    wrong = {"FifoQueue": "true", "DelaySeconds": "60", "MessageRetentionPeriod": "60", "RedrivePolicy": "{}"}
-    destination = settings.compare_destination({"MessageRetentionPeriod": "60"}, wanted, dead_letter="dead", target="a")
-    shorter = settings.compare_destination({"MessageRetentionPeriod": "999999"}, QueueSettings(retention=345_600))
-    short = settings.compare_destination({"MessageRetentionPeriod": "60"}, QueueSettings())
-    waiting = settings.compare_delay_queue(wrong, QueueSettings())
-    dead = settings.compare_dead_letter_queue(wrong, QueueSettings(), destination_retention=345_600)
-    rows = [("what", "if it differs", "a repair")]
-    for kind, found in (
-        ("destination", [*destination, *shorter, *short]),
-        ("delay queue", waiting),
-        ("dead-letter queue", dead),
-    ):
-        for one in found:
-            # of a destination anything can be wanted, of the others it is always the same
-            fixed = kind != "destination" or one in short
-            what = f" ({one.wanted})" if fixed else ", a shorter one" if one in shorter else ""
-            rows.append((f"{kind}: `{one.setting}`{what}", one.why, str(one.touches)))
-    assert len(rows) == 13
-    assert table(*rows) in (docs / "queues.md").read_text()
 
 
 def test_every_iam_action_is_told(docs: Path):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.rabbitmq import VirtualHost, messages
-from support.standing import give_up, mark_dispatched
-from support.stores import Store, Transport, message
+from support.standing import give_up
+from support.stores import Store, message
 
 from airflow_delayed.hooks.rabbitmq import RabbitMQDelayHook
 from airflow_delayed.hooks.store import DelayedStoreHook
@@ -77,25 +77,6 @@ def test_each_command_is_one(page: Path, name: str, count: int) -> None:
 
 
 @one_store
-def test_messages_are_late(hook: DelayedStoreHook, run: Run) -> None:
-    hook.send([message("late", hook.now() - timedelta(minutes=2))])
-    out = run("Messages are late")
-    assert "error: connection reminders_db: no-dispatcher" in out
-    assert "1 overdue, the oldest since" in out
-    assert "no dispatcher was at work for it within a day" in out
-
-
-@one_store
-def test_nothing_is_dispatched(store: Store, hook: DelayedStoreHook, run: Run) -> None:
-    hook.send([message("late", hook.now() - timedelta(minutes=2))])
-    other = store.dispatcher(hook, Transport(), deliver_conn_ids=["aws_default"])
-    assert other.run().left_to_others == 1
-    at_work = store.dispatcher(hook, Transport(), deliver_conn_ids=["aws_default"])
-    at_work.once()
-    assert "the dispatchers at work deliver through aws_default alone" in run("Nothing is dispatched")
-
-
-@one_store
 def test_old_messages_are_cancelled_or_rescheduled(hook: DelayedStoreHook, run: Run) -> None:
     before = datetime(2026, 1, 30, tzinfo=timezone.utc)
     hook.send([message("old", before), message("new", hook.now() + timedelta(days=9))])
@@ -110,14 +91,6 @@ def test_old_messages_are_cancelled_or_rescheduled(hook: DelayedStoreHook, run: 
 
 
 @one_store
-def test_have_they_arrived(hook: DelayedStoreHook, run: Run) -> None:
-    hook.send([message("flight-17-1", hook.now())])
-    mark_dispatched(hook, "flight-17-1")
-    out = run("Have they arrived?")
-    assert ["overdue" in out, "dispatched" in out] == [True, True]
-
-
-@one_store
 def test_failed_messages_are_listed_with_the_reason_and_retried(hook: DelayedStoreHook, run: Run) -> None:
     hook.send([message("given-up", hook.now() + timedelta(hours=1), destination="reminders")])
     give_up(hook, "given-up", error="queue reminders is gone")
@@ -126,21 +99,6 @@ def test_failed_messages_are_listed_with_the_reason_and_retried(hook: DelayedSto
     assert "queue reminders is gone" in out
     assert "retried" in out
     assert [each.state for each in hook.list()] == ["waiting"]
-
-
-@one_store
-def test_tables_of_another_release(store: Store, hook: DelayedStoreHook, run: Run) -> None:
-    store.sql(hook, 'UPDATE {s}"delayed_messages_version" SET "Version" = 0')
-    assert "error: connection reminders_db: version" in run("Tables of another release")
-
-
-@one_store
-def test_a_message_that_was_cancelled_too_late(hook: DelayedStoreHook, run: Run) -> None:
-    hook.send([message("flight-17-1", hook.now())])
-    mark_dispatched(hook, "flight-17-1")
-    assert hook.cancel(["flight-17-1"]) == {"flight-17-1": "dispatched"}
-    out = run("A message that I cancelled arrived")
-    assert "dispatched" in out
 
 
 def test_unroutable_is_red(vhost: VirtualHost, connect: Callable[..., str], run: Run) -> None:

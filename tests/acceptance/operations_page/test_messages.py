@@ -10,8 +10,6 @@ import pytest
 from support import axe
 from support.browsed_page import Site, act, done, find, listed, look_up, rows, says
 
-from airflow_delayed.identity import key_id
-from airflow_delayed.message import DelayedMessage
 from airflow_delayed.store.dispatch.report import DispatchFailed
 from services import process
 
@@ -51,18 +49,6 @@ def test_all_of_one_customer_is_cancelled_and_both_logs_say_by_whom(site: Site) 
     with site.world.live.client() as http:
         events = http.get("/api/v2/eventLogs", params={"order_by": "-when", "limit": 50}).json()["event_logs"]
     assert any(event["owner"] == "op" and "cancel" in event["event"] for event in events), events
-
-
-def test_a_message_is_found_by_the_columns_of_its_id(site: Site) -> None:
-    name = key_id(["order_id", "line"], [1001, "2"])
-    with site.store() as store:
-        due = store.now() + timedelta(days=9)
-        store.send([DelayedMessage(destination="a-queue", body=b"x", due_at=due, message_id=name, headers={})])
-    page = site.alone("op")
-    look_up(page, "line=2, order_id=1001", f"id {name}")
-    listed(page, lambda ids: ids == [name])
-    with site.store() as store:
-        store.cancel([name])
 
 
 def test_a_cancel_is_taken_back(site: Site) -> None:
@@ -115,30 +101,6 @@ def test_a_cancel_is_taken_back(site: Site) -> None:
     page.press("Escape")
     page.wait_for("page.querySelector('dialog') === null")
     assert site.state(second) == "waiting"
-
-
-def test_a_dispatcher_that_is_quicker_wins(site: Site) -> None:
-    page = site.alone("op")
-    find(page, tag="customer-6")
-    first, second, *_ = listed(page, lambda ids: len(ids) > 2)
-    for name in (first, second):
-        page.click(f"input[aria-label='Choose {name}']")
-    page.click("[role=toolbar] button", text="Cancel…")
-    page.wait_for("page.querySelector('dialog footer button.primary') !== null")
-    # between the question and the answer
-    assert site.dispatch(first) >= 1
-    page.click("dialog footer button", text="Cancel them")
-    says(page, "1 message cancelled, 1 not.")
-    says(page, "dispatched")
-    site.take(page, "too-late")
-    assert (site.state(first), site.state(second)) == ("dispatched", "cancelled")
-    done(page)
-    # where it went, and how late, is found by its id
-    find(page, id=first)
-    listed(page, lambda ids: ids == [first])
-    page.click("td.id a", text=first)
-    says(page, "History")
-    says(page, "dispatched")
 
 
 def test_what_failed_is_looked_at_and_retried(site: Site) -> None:

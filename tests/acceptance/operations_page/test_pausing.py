@@ -73,15 +73,3 @@ def test_a_connection_is_paused_from_its_card_and_a_run_is_cancelled(site: Site)
     page.click("dialog button", text="Take it back")
     says(page, " restored.")
     page.click("dialog footer button", text="Done")
-
-
-def test_who_may_only_edit_a_dag_pauses_nothing(site: Site) -> None:
-    page = site.alone("user")
-    find(page, dag_id=demo_ui.DAG)
-    listed(page, bool)
-    assert page.evaluate("page.querySelectorAll('[data-key^=pause], .destinations button').length") == 0
-    page.click("td.id a")
-    says(page, "History")
-    assert page.evaluate("page.querySelectorAll(\"dialog [data-key='message pause']\").length") == 0
-    asked = {"selection": {"destination": "q"}, "dry_run": False}
-    assert site.api("POST", "stores/delayed_store/unpause", json=asked)["ended"] is False

@@ -75,20 +75,6 @@ def test_what_is_moved_back_and_what_stays_is_told(site: Site) -> None:
     says(page, "3 stay in the queue: came from another queue")
 
 
-def test_who_starts_the_demo_reads_where_the_page_is_and_logs_in_by_what_is_printed(
-    site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
-    demo_ui.introduce(site.demo)
-    shown = capsys.readouterr().out
-    [url] = [word for word in shown.split() if word.startswith("http")]
-    logins = dict(re.findall(r"login (\w+) +password (\S+)", shown))
-    assert logins.keys() == {"admin", "op", "user", "viewer"}
-    for user, password in logins.items():
-        with httpx.Client(base_url=url.removesuffix(demo_ui.PAGE), timeout=60) as http:
-            answer = http.post("/auth/token", json={"username": user, "password": password})
-        assert answer.is_success, answer.text
-
-
 @pytest.mark.long
 def test_the_demo_starts_by_itself_and_stops(here: Path, tmp_path: Path) -> None:
     program = [sys.executable, str(here / ".ci/demo_ui.py"), "--folder", str(tmp_path / "demo-ui")]

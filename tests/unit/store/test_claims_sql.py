@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from airflow_delayed.store.database import slices
-from airflow_delayed.store.dialects import dialect_for
 from airflow_delayed.store.dispatch import claim
 from airflow_delayed.store.schema import store_tables
 
@@ -76,20 +75,6 @@ def test_a_claim_locks_rows_and_passes_over_locked_ones(dialect, wanted, since):
     assert ("INSERT INTO" in statement) == (dialect.name == "postgresql")
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_claim_alone_asks_nothing_of_what_is_remembered(alone):
-    """The key of the table says whether it was alone; any other claim leaves what others hold."""
-    recorder = Recorder(postgresql.dialect())
-    wanted = claim.ClaimRequest(
-        deliver_conn_id="broker", due_by=NOW, limit=500, since=NOW, alone=alone, passed="(12,3)" if alone else ""
-    )
-    claim.claim_due(recorder, store_tables(), wanted, now=NOW, dispatcher="me", until=NOW)
-    statement = " ".join(str(recorder.statement.compile(dialect=postgresql.dialect())).split())
-    assert ('FROM "delayed_messages_past"' in statement) != alone
-    assert ("ON CONFLICT" in statement) != alone
-    assert ("ctid > CAST(%(passed)s" in statement) == alone
-
-
 @pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2500])
 def test_ids_are_cut_into_pieces_that_fit(count):
     ids = [str(number) for number in range(count)]
@@ -99,31 +84,6 @@ def test_ids_are_cut_into_pieces_that_fit(count):
 
 
 TABLE = "`a``s`.`delayed_messages`"
-
-
-@pytest.mark.parametrize(
-    "dialect, deleted, updated",
-    [
-        (
-            mysql.dialect(),
-            f"DELETE FROM {TABLE} USING {TABLE} FORCE INDEX (PRIMARY) WHERE {TABLE}.`Id` IN (",
-            f"UPDATE {TABLE} FORCE INDEX (PRIMARY) SET `Tag`=",
-        ),
-        (
-            postgresql.dialect(),
-            'DELETE FROM "a`s"."delayed_messages" WHERE',
-            'UPDATE "a`s"."delayed_messages" SET "Tag"=',
-        ),
-        (sqlite.dialect(), 'DELETE FROM "a`s"."delayed_messages" WHERE', 'UPDATE "a`s"."delayed_messages" SET "Tag"='),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_rows_are_changed_by_their_ids_alone(dialect, deleted, updated):
-    table = store_tables(schema="a`s").messages
-    store = dialect_for(dialect)
-    assert " ".join(str(store.delete_rows(table.c.Id, ["m"]).compile(dialect=dialect)).split()).startswith(deleted)
-    changed = store.update_rows(table, ["m"]).values(Tag="t")
-    assert " ".join(str(changed.compile(dialect=dialect)).split()).startswith(updated)
 
 
 def test_a_claim_on_mysql_reads_by_due_time_and_locks_by_key():

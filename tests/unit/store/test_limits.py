@@ -30,33 +30,6 @@ def breaker(time: Time, limit: timedelta = 30 * SECOND) -> Breaker:
     return Breaker("reading", limit, time, time.now)
 
 
-def test_a_breaker_trips_after_its_time_without_a_success():
-    time = Time()
-    one = breaker(time)
-    assert not one.failure("first")
-    time.seconds = 29.5
-    assert not one.failure("second")
-    assert one.remaining == 0.5
-    time.seconds = 30
-    assert one.failure("third")
-    assert str(one) == "reading has failed since 2030-01-01 00:00:00 UTC (limit 30 s), last with: third"
-
-
-def test_a_success_starts_the_time_anew():
-    time = Time()
-    one = breaker(time)
-    one.failure("first")
-    time.seconds = 29
-    one.success()
-    assert one.remaining == 30
-    time.seconds = 40
-    assert not one.failure("again")
-    time.seconds = 69
-    assert not one.failure("again")
-    time.seconds = 70
-    assert one.tripped
-
-
 def test_a_breaker_without_time_trips_at_once():
     assert breaker(Time(), timedelta(0)).failure("once")
 
