@@ -50,19 +50,19 @@ def test_the_cause_of_late_messages_and_what_to_do(store: Store, doctor):
     hook.send([message("late", hook.now() - timedelta(minutes=2))])
     code, out = doctor("--conn-id", store.conn_id)
     assert code == 1
-    first, what, remedy, *others, _, summary = out.splitlines()
+    # the connection that delivers is examined too
+    *others, first, what, remedy, _, summary = out.splitlines()
     assert first == f"error: connection {store.conn_id}: no-dispatcher"
     assert "1 overdue" in what
     assert remedy.startswith(
         "    What to do: let a dispatcher with 'broker' in its deliver_conn_ids run: a StoreDispatchOperator"
     )
     assert remedy.endswith(f"or: airflow delayed dispatcher --store-conn-id {store.conn_id} --deliver-conn-ids broker")
-    # the connection that delivers is examined too
     assert others[0] == "error: connection broker: unreachable"
     assert "What to do: add the connection to Airflow, or correct its name" in others[2]
     assert summary.endswith("Errors: 2, other findings: 0.")
     code, out = doctor("--conn-id", store.conn_id, "-o", "json")
-    found, _ = json.loads(out)
+    _, found = json.loads(out)
     assert code == 1
     assert found.keys() == {"connection", "code", "severity", "where", "what", "remedy"}
 

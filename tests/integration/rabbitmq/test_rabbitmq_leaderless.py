@@ -133,7 +133,7 @@ def test_while_the_management_api_hangs_nothing_is_taken_for_empty(
         hook.install([], replace=True)
     # who forces a deletion asks for no counts, and none is shown
     plan = hook.uninstall(force=True, dry_run=True)
-    assert {(each.severity, each.code) for each in plan if each.code == "waiting"} == {("unknown", "waiting")}
+    assert {each.severity for each in plan if "wait in it" in str(each)} == {"unknown"}
 
 
 def test_a_management_api_that_is_not_there_or_refuses_is_not_one_that_hangs(
