@@ -136,15 +136,17 @@ class Watchdog:
                 self._end(thread, call, silent)
 
     def _end(self, thread: int, call: _Call, silent: float) -> None:
+        # after the shutdown the caller's thread goes on at once, and clears the call's marks
+        ended = False
         connections = [connection for ref in self._users.keyrefs() if (connection := ref()) is not None]
         for connection in connections:
             # a connection that the pool tests may be this thread's
             if self._users.get(connection) in (thread, None):
                 # each driver has its own error for a closed connection
                 with suppress(Exception), closing(socket.socket(fileno=os.dup(connection.fileno()))) as opened:
+                    call.ended = ended = True
                     opened.shutdown(socket.SHUT_RDWR)
-                    call.ended = True
-        if call.ended:
+        if ended:
             log.error("%s has had no answer for %.0f s; its connection was ended", call.what, silent)
 
 
