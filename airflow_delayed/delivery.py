@@ -44,8 +44,12 @@ class BatchBounds:
 
     Lengths are bytes in UTF-8, but for the tag's; no length may be below the true one.
 
+    :param destinations: all of them.
+    :param header_names: all of them.
+    :param longest_value: of a header.
     :param most_headers: the largest number of headers of one message.
     :param longest_tag: in characters; 0 if there are none.
+    :param null_in_tag: a tag has a null character.
     """
 
     destinations: Collection[str]

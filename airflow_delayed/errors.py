@@ -22,7 +22,10 @@ def one_line(text: str) -> str:
 
 
 def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
-    """Check that an argument has one of its few values."""
+    """Check that an argument has one of its few values.
+
+    :raises ValueError: it has another.
+    """
     if value not in (known := tuple(choices)):
         raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, known))}")
 
@@ -69,7 +72,10 @@ class MissingExtra(DelayedError, ImportError):
 
 
 def require(what: str, extra: str, library: str) -> None:
-    """Check that the library of an extra is installed, without importing it."""
+    """Check that the library of an extra is installed, without importing it.
+
+    :raises MissingExtra: it is not.
+    """
     if find_spec(library) is None:
         raise MissingExtra(what, library, extra)
 

@@ -109,7 +109,10 @@ class DelayedMessage:
 
 
 def check_id(message_id: object) -> None:
-    """Check that a value can be the id of a message."""
+    """Check that a value can be the id of a message.
+
+    :raises InvalidMessage: it cannot.
+    """
     if not isinstance(message_id, str) or not _ID.fullmatch(message_id):
         raise _wrong_id(message_id)
 
@@ -151,7 +154,10 @@ def check_text(column: str, text: str) -> None:
 
 
 def traced_headers(message: DelayedMessage, *, nservicebus: bool = False) -> Mapping[str, str]:
-    """Return a message's headers, and those of its trace unless the user has set a trace among the headers."""
+    """Return a message's headers, and those of its trace unless the user has set a trace among the headers.
+
+    :param nservicebus: with ``NServiceBus.OpenTelemetry.StartNewTrace``, which NServiceBus's endpoints alone read.
+    """
     own, trace = message.headers, message.trace
     if not trace or TRACEPARENT in own or TRACESTATE in own:
         return own
@@ -193,7 +199,10 @@ def utc(column: str, moment: datetime) -> datetime:
 
 
 def parse_time(column: str, value: object) -> datetime:
-    """Return a time, aware or not, from a datetime or from ISO 8601 text."""
+    """Return a time, aware or not, from a datetime or from ISO 8601 text.
+
+    :raises InvalidMessage: it is neither.
+    """
     if isinstance(value, datetime):
         return value if type(value) is datetime else _plain(column, value)
     if not isinstance(value, str):

@@ -45,7 +45,10 @@ def in_thread(work: Callable[[], T], name: str = "delayed-store", *, daemon: boo
 
 
 class Ticker:
-    """Does work again and again in a thread."""
+    """Does work again and again in a thread.
+
+    :param every: the seconds before each call, the first one too.
+    """
 
     def __init__(self, name: str, every: float, work: Callable[[], object]) -> None:
         self._every = every
@@ -58,7 +61,10 @@ class Ticker:
         self._stop.set()
 
     def close(self, seconds: float | None = None) -> None:
-        """End the thread, and wait for it."""
+        """End the thread, and wait for it.
+
+        :param seconds: wait no longer for work that is being done; None: wait for its end.
+        """
         self.stop()
         self._thread.join(seconds)
 

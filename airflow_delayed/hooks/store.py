@@ -213,7 +213,12 @@ def database_of(hook: DbApiHook) -> str:
 
 
 def engine_by(hook: DbApiHook, **options: Any) -> Engine:
-    """Return an engine whose connections Airflow's hook makes, each from what Airflow has for the connection then."""
+    """Return an engine whose connections Airflow's hook makes, each from what Airflow has for the connection then.
+
+    On another server than PostgreSQL, MySQL and MariaDB, it is the hook's own engine.
+
+    :param options: for SQLAlchemy's ``create_engine``.
+    """
     if hook.conn_type not in _SERVERS:
         return hook.get_sqlalchemy_engine(engine_kwargs=options)
     options["connect_args"] = dialect_named(database_of(hook)).engine_options()["connect_args"]
@@ -279,7 +284,11 @@ def _with_defaults(defaults: Mapping[str, Any], made: Callable[[Any], dict[str, 
 
 
 def check_shared_disk(conn_id: str) -> None:
-    """Check that all workers see the same file, where a store is kept in SQLite."""
+    """Check that all workers see the same file, where a store is kept in SQLite.
+
+    :raises DelayedError: the executor's workers may run on several machines, and ``[delayed] sqlite_on_shared_disk``
+        does not say that they share a disk.
+    """
     # a pod of KubernetesExecutor has LocalExecutor in its configuration, as Airflow's Helm chart sets it
     in_pod = ["KubernetesExecutor"] if os.environ.get("AIRFLOW_IS_K8S_EXECUTOR_POD") else []
     # each is a name, a path, or an alias and a colon before one; a team's begins with its name and an equals sign

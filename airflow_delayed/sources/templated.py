@@ -30,7 +30,12 @@ class TemplatedSource(ABC):
 
     @abstractmethod
     def open(self, spool: Spool, *, naive_ok: bool) -> Source:
-        """Return the rows, which can be read again and again; ``naive_ok``: a zone is set for times without one."""
+        """Return the rows, which can be read again and again.
+
+        :param spool: takes rows that cannot be read twice.
+        :param naive_ok: there is a time zone for times without an offset.
+        :raises SourceError: they are not there, or a field is wrong.
+        """
 
     def serialize(self) -> dict[str, Any]:
         """Return what Airflow shows of it among the rendered templates."""
@@ -51,7 +56,10 @@ class TemplatedSource(ABC):
 
 
 def rendered_flag(name: str, value: object) -> bool:
-    """Return a parameter that is true or false, as its template was rendered; raise InputError."""
+    """Return a parameter that is true or false, as its template was rendered.
+
+    :raises InputError: it is neither.
+    """
     text = str(value).strip().lower()
     if text not in ("true", "false"):
         raise InputError(f"{name}={value!r} is neither true nor false")
@@ -59,7 +67,10 @@ def rendered_flag(name: str, value: object) -> bool:
 
 
 def rendered_text(name: str, value: object) -> str:
-    """Return a text as its template was rendered; a number, as native rendering makes it, as text."""
+    """Return a text as its template was rendered; a number, as native rendering makes it, as text.
+
+    :raises InputError: a template rendered to nothing, or to something that is no text.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
@@ -148,7 +159,10 @@ class JsonLinesSource(FilesSource):
 
 
 def path_text(path: Any) -> Any:
-    """Return a path or an ObjectStoragePath as text, with its connection; anything else, such as an XComArg, as is."""
+    """Return a path or an ObjectStoragePath as text, with its connection; anything else, such as an XComArg, as it is.
+
+    :raises SourceError: it has options of a file system, which text has no place for.
+    """
     if not isinstance(path, PurePath | ObjectStoragePath):
         return path
     if options := getattr(path, "storage_options", None):
@@ -161,7 +175,12 @@ def path_text(path: Any) -> Any:
 
 
 def open_files(url: str, *, source_format: str | None = None, require_success: bool = True, naive_ok: bool) -> Source:
-    """Return the rows of a file or folder; without a format, by the files' endings."""
+    """Return the rows of a file or folder.
+
+    :param source_format: "parquet" or "json"; None: by the files' endings.
+
+    :raises SourceError: it is not there, not complete, or of an unknown format.
+    """
     fs, path = file_system(url)
     return open_source(
         fs,
@@ -174,7 +193,10 @@ def open_files(url: str, *, source_format: str | None = None, require_success: b
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return the file system and the path in it of a local path, an ObjectStoragePath URL or any fsspec URL."""
+    """Return the file system and the path in it of a local path, an ObjectStoragePath URL or any fsspec URL.
+
+    :raises SourceError: no file system of that scheme is installed.
+    """
     from airflow.sdk.log import mask_secret
 
     # what other packages log or raise of it is masked in this task's log

@@ -60,6 +60,8 @@ _ROLES = ("role_arn", "assume_role_method", "assume_role_kwargs")
 class SqsTransport(Delivery):
     """Sends messages through one connection, and looks after its queues.
 
+    :param client: makes the client; called when one is first needed.
+    :param extra: returns the connection's extra.
     :param envelope: the form of what is sent, in place of what the extra says.
     """
 

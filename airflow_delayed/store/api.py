@@ -337,7 +337,10 @@ class Store(DelayStore):
             enqueue.note_sent(self.engine, self.tables, messages, self.deliver_conn_id, origin=self.origin)
 
     def anchor(self, turn: str | None) -> datetime | None:
-        """Return the time that ``keep_anchor`` stored for this turn of :attr:`origin`; None: no time."""
+        """Return the time that ``keep_anchor`` stored for this turn of :attr:`origin`; None: no time.
+
+        :raises TopologyError: the table is missing.
+        """
         with self._reading() as connection:
             self._check_version()
             return runs.anchor_of(connection, self.tables, self._own_origin, turn)
@@ -346,6 +349,7 @@ class Store(DelayStore):
         """Store the time from which the relative delays of :attr:`origin` count, for as long as ids are remembered.
 
         :param turn: identifies the tries between two clears of the task, where each clear makes new messages.
+        :raises TopologyError: the table is missing.
         """
         with self._ready():
             origin = self._own_origin
@@ -369,6 +373,7 @@ class Store(DelayStore):
         :param ids: only these.
         :param after: continue behind a message, by its ``token``.
         :raises ValueError: an unknown state, or ``after`` is no token.
+        :raises TopologyError: the table is missing.
         """
         return self._messages(self._filter(filters), _ids(ids), limit, after)
 
@@ -509,6 +514,7 @@ class Store(DelayStore):
         alone, messages that notifiers stored about a run do not count; with their ``tag`` they do.
 
         :raises ValueError: ``state`` or ``reason`` is among the criteria: messages that have left the store have none.
+        :raises TopologyError: the table is missing.
         """
         wanted = self._filter_of_all("progress", filters)
         with self._ready():

@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 class Dialect:
-    """A database; a subclass overrides what differs. Statements can be shown for one that has no subclass."""
+    """A database; a subclass overrides what differs. Statements can be shown for a database without a subclass."""
 
     #: Whether a column of times keeps a zone.
     keeps_zone: ClassVar[bool] = False

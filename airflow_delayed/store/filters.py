@@ -93,7 +93,10 @@ OWN = _Own()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFilter:
-    """The criteria of :class:`FilterArgs`, checked; None matches every message."""
+    """The criteria of :class:`FilterArgs`, checked; None matches every message.
+
+    :raises NaiveTime: a time has no zone.
+    """
 
     destination: str | None = None
     #: ``OWN`` for queue tables in the store's database.
@@ -167,7 +170,14 @@ class MessageFilter:
 
 
 def filter_of(args: FilterArgs, *, own_conn_id: str) -> MessageFilter:
-    """Return the filter of a method's keywords."""
+    """Return the filter of a method's keywords.
+
+    :param own_conn_id: the store's connection.
+    :raises TypeError: a keyword is not one of :class:`FilterArgs`.
+    :raises NullCriterion: one is None.
+    :raises ValueError: the name of a state is unknown.
+    :raises NaiveTime: a time has no zone.
+    """
     if unknown := sorted(args.keys() - FilterArgs.__annotations__.keys()):
         names = ", ".join(FilterArgs.__annotations__)
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; those of a filter are {names}")
@@ -179,7 +189,10 @@ def filter_of(args: FilterArgs, *, own_conn_id: str) -> MessageFilter:
 
 
 def take_left(args: FilterArgs) -> tuple[str, ...]:
-    """Remove the states of messages that have left the store from the keywords of a filter, and return them."""
+    """Remove the states of messages that have left the store from the keywords of a filter, and return them.
+
+    :raises ValueError: other states are among them, whose messages have another order.
+    """
     state = args.get("state")
     states = [state] if isinstance(state, str) else state or ()
     left = tuple(name for name in states if name in LEFT)

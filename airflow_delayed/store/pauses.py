@@ -282,7 +282,7 @@ def end(
 
 
 def waiting(connection: Connection, tables: Tables, wanted: MessageFilter, *, due_by: datetime | None = None) -> int:
-    """Count the messages that wait in the store, up to a million; ``due_by``: only those that are due by then."""
+    """Count the messages that wait in the store, up to a million; ``due_by``: only messages due by then."""
     conditions = wanted.stable_conditions(tables, tables.messages)
     conditions += [] if due_by is None else [tables.messages.c.Time <= due_by]
     some = select(tables.messages.c.Id).where(*conditions).limit(MAX_COUNTED)

@@ -160,7 +160,7 @@ def renew(
     until: datetime,
     now: datetime | None = None,
 ) -> int:
-    """Extend leases, and return how many this dispatcher still had; not those that ended by ``now``, if given."""
+    """Extend leases, and return how many this dispatcher still had, without leases that ended by ``now``, if given."""
     past, renewed, dialect = tables.past, 0, dialect_of(connection)
     for some in slices(sorted(ids)):
         mine = dialect.update_rows(past, some).where(past.c.Dispatcher == dispatcher)
@@ -173,7 +173,7 @@ def renew(
 def still_claimed(
     connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]], dispatcher: str
 ) -> list[dict[str, Any]]:
-    """Lock messages whose leases may have ended; return those that this dispatcher leases and nobody changed."""
+    """Lock messages whose leases may have ended; return the ids that this dispatcher leases and nobody changed."""
     table, dialect = tables.messages, dialect_of(connection)
     found: dict[str, tuple[datetime, bytes | None]] = {}
     for some in slices(sorted(row["Id"] for row in rows)):

@@ -72,7 +72,7 @@ class Dispatcher:
 
     With ``lookahead="auto"`` a dispatcher that stays sends a message when it is due, where it arrives sooner so
     (:attr:`airflow_delayed.delivery.Delivery.sooner_when_due`). A dispatcher that ends sends ahead, or, beside another
-    one that stays, when messages are due. Between the end of one that stays and the next, messages are late.
+    one that stays, when messages are due. Between the end of a staying one and the next, messages are late.
 
     :meth:`run` does everything. A caller with its own sleep calls :meth:`once` for each pass, :meth:`next_due` for the
     length of the sleep, :meth:`finish` at the end, and :meth:`close` in any case; from one thread at a time.
@@ -86,6 +86,8 @@ class Dispatcher:
     :param database_time: reads the database's clock, which alone decides what is due, leased and expired.
     :param stays: it goes on until messages are due, and so claims a message that it sends when it is due a moment
         before, to send it to the millisecond. A claimed message cannot be cancelled.
+    :param sleep: takes seconds; by default a sleep that ends when the dispatcher is closed.
+    :param meter: gets the connection and the outcome of each batch, from threads of the dispatcher.
     :param rate: limits the messages a second together with other dispatchers of this process, instead of ``max_rate``.
     :param policy: the parameters of :class:`airflow_delayed.store.policy.DispatchPolicy`.
     :raises ValueError: a parameter is out of range, or the list has no connection.
@@ -195,6 +197,8 @@ class Dispatcher:
         A connection that fails is tried again after growing pauses until its breaker trips; the others go on meanwhile.
 
         :param most: claim nothing more after so many seconds, even if messages keep falling due.
+        :raises BreakerTripped: the store's own database failed for too long.
+        :raises TopologyError: the store has no table.
         """
         workers = [worker for worker in self._open() if worker.unavailable is None]
         assert self._threads is not None
@@ -359,7 +363,10 @@ class Dispatcher:
         return {worker.conn_id: worker.window for worker in self._open()}
 
     def check(self) -> None:
-        """Raise the failures since the beginning."""
+        """Raise the failures since the beginning.
+
+        :raises DispatchFailed: messages were given up, or connections failed until their breakers tripped.
+        """
         if self.report.failed or self._unavailable:
             unavailable = {conn_id: reason for conn_id, (reason, _) in self._unavailable.items()}
             cause = next((cause for _, cause in self._unavailable.values() if cause is not None), None)

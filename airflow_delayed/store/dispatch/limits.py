@@ -43,6 +43,10 @@ class Breaker:
     """Trips when something has failed for longer than ``time_to_trigger``, with no success in between.
 
     The first failure after a success starts the time. May be used by several threads.
+
+    :param what: the operation, for the text.
+    :param monotonic: returns seconds, which decide.
+    :param clock: returns the time, for the text.
     """
 
     def __init__(
@@ -104,7 +108,10 @@ class Breaker:
 
 
 class RateBreaker:
-    """Trips when there are more failures than ``maximum_per_second`` a second, over 30 seconds."""
+    """Trips when there are more failures than ``maximum_per_second`` a second, over 30 seconds.
+
+    May be used by several threads.
+    """
 
     def __init__(
         self,
@@ -149,6 +156,8 @@ class RateLimit:
     """Limits the messages that this process claims to ``per_second`` a second; those of one second may go at once.
 
     A token bucket, full at its beginning. May be used by several threads.
+
+    :param per_second: more than 0; None: no limit.
     """
 
     def __init__(self, per_second: float | None, monotonic: Callable[[], float]) -> None:

@@ -21,7 +21,11 @@ POLL = 1.0
 
 
 class Sleep:
-    """Sleeps between two passes. Only :meth:`wake` may be called from another thread."""
+    """Sleeps between two passes. Only :meth:`wake` may be called from another thread.
+
+    :param longest: the longest sleep until the store is asked again, in seconds.
+    :param sleep: sleeps in place of the machine's clock; takes seconds.
+    """
 
     def __init__(self, longest: float = POLL, sleep: Callable[[float], object] | None = None) -> None:
         self.longest = longest
@@ -97,7 +101,12 @@ class DispatchLoop:
         self._sleep = dispatcher.sleep
 
     def run(self) -> DispatchReport | None:
-        """Dispatch and sleep until the end, close the dispatcher, and return the counts; None: it was stopped."""
+        """Dispatch and sleep until the end, close the dispatcher, and return the counts; None: it was stopped.
+
+        :raises DispatchFailed: see :meth:`Dispatcher.check`.
+        :raises BreakerTripped: the store's own database failed for too long.
+        :raises TopologyError: the store has no table.
+        """
         dispatcher = self._dispatcher
         try:
             while not dispatcher.stopped:

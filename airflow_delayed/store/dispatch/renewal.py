@@ -55,7 +55,11 @@ class ClaimedBatch:
 
 
 class LeaseRenewer:
-    """Renews the leases of batches in one thread, each after a third of its time, however long a send takes."""
+    """Renews the leases of batches in one thread, each after a third of its time, however long a send takes.
+
+    :param renew: renews the leases of one batch, and moves its deadline.
+    :param lease: the length of a lease, in seconds.
+    """
 
     def __init__(self, renew: Callable[[ClaimedBatch], None], lease: float, monotonic: Callable[[], float]) -> None:
         self._renew = renew
