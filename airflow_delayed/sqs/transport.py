@@ -46,7 +46,7 @@ PREFIX_EXTRA = "queue_name_prefix"
 UNRESTRICTED_EXTRA = "unrestricted_delay"
 #: Extra of the connection: the form of what is sent, one of ``airflow_delayed.sqs.entries.FORMS``.
 ENVELOPE_EXTRA = "envelope"
-#: How long SQS itself can delay, less a margin of half a minute for a dispatcher's hand-over.
+#: How long SQS itself can delay, less half a minute for a dispatcher to send what it has claimed.
 HORIZON = timedelta(seconds=queues.MAX_DELAY - 30)
 #: The alternatives for a delay that is longer than SQS's own.
 INSTEAD = (
