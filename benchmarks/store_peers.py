@@ -97,7 +97,8 @@ def work(
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=_env())
     if done.returncode:
         raise SystemExit(f"{name} {action} failed:\n{done.stderr[-3000:]}")
-    lines = done.stdout.strip().splitlines()
+    # Airflow logs to the same stream
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return Measured(**json.loads(lines[-1])) if lines else None
 
 
